@@ -1,0 +1,3 @@
+"""
+The example project, and the contract with the outside: see README.md.
+"""

@@ -1,0 +1,3 @@
+"""
+Notes, the app whose rows MCP clients read and watch.
+"""

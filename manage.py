@@ -1,0 +1,21 @@
+#!/usr/bin/env python
+"""
+The example project's command line.
+"""
+
+import os
+import sys
+
+
+def main() -> None:
+    """
+    Run a management command.
+    """
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

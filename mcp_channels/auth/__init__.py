@@ -1,0 +1,3 @@
+"""
+Who is calling: Django REST framework's authentication, and the principal that it leads to.
+"""

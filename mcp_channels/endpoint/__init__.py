@@ -1,0 +1,3 @@
+"""
+HTTP: the consumer that serves listen streams and hands everything else to the SDK.
+"""

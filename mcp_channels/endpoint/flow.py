@@ -1,0 +1,72 @@
+"""
+Back-pressure of writes.
+
+``await send()`` waits for the client's socket on uvicorn, granian and hypercorn. On Daphne it returns at once and the
+bytes pile up in memory; but its ``send`` is a ``functools.partial`` whose first argument is the Twisted request, and a
+push producer registered there is told when the socket is full and when it isn't. Where ``send`` has been wrapped there
+is nothing to ask, and writes go on as they are.
+"""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+
+class Flow:
+    """
+    Whether a socket takes more: a push producer in the sense of ``twisted.internet.interfaces.IPushProducer``.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._writable = asyncio.Event()
+        self._writable.set()
+        request.registerProducer(self, True)
+
+    async def wait(self) -> None:
+        """
+        Return when the socket takes more, or is gone.
+        """
+        await self._writable.wait()
+
+    def close(self) -> None:
+        """
+        Let go of the request; it must be done before the response's last message.
+        """
+        if self._request is not None:
+            request, self._request = self._request, None
+            request.unregisterProducer()
+        self._writable.set()
+
+    def pauseProducing(self) -> None:  # noqa: N802  # Twisted's name
+        """
+        The socket is full.
+        """
+        self._writable.clear()
+
+    def resumeProducing(self) -> None:  # noqa: N802  # Twisted's name
+        """
+        The socket takes more.
+        """
+        self._writable.set()
+
+    def stopProducing(self) -> None:  # noqa: N802  # Twisted's name
+        """
+        The client is gone.
+        """
+        self._writable.set()
+
+
+def flow_of(send: Any) -> Flow | None:
+    """
+    The flow behind ``send``, where the server's own ``send`` doesn't wait.
+    """
+    if not isinstance(send, partial) or not send.args:
+        return None
+    request = send.args[0]
+    if not hasattr(request, "registerProducer") or not hasattr(request, "unregisterProducer"):
+        return None
+    try:
+        return Flow(request)
+    except (AttributeError, ValueError):  # another producer is there, or the connection is gone
+        return None

@@ -1,0 +1,86 @@
+"""
+Graceful ends when the server is told to stop.
+
+Daphne cancels its applications, and what a stream writes while it is cancelled is delivered. uvicorn and granian tell
+the application nothing, and wait for its streams; hypercorn waits some seconds before it cancels. For these, the
+handler of SIGTERM and SIGINT that the server installed is wrapped: mark the drain, then call the one that was there.
+"""
+
+import asyncio
+import logging
+import signal
+import threading
+from typing import Any
+
+from mcp_channels.listen.hub import hubs
+
+logger = logging.getLogger("mcp_channels.endpoint")
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_wrapped: dict[int, Any] = {}
+
+
+def drain() -> None:
+    """
+    End every stream of this process, from any thread or from a signal handler.
+    """
+    for loop, hub in hubs():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(hub.drain)
+
+
+def listen_for_signals() -> None:
+    """
+    Wrap the server's signal handlers, once. Must be called while a request is served; does nothing off the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is _wrapped.get(number):
+            continue
+        if _is_twisted(handler):
+            continue
+        loop_handle = _loop_handler(loop, number)
+        if loop_handle is not None:
+            _wrap_loop_handler(loop, number, loop_handle)
+        elif callable(handler) and handler is not signal.default_int_handler:
+            _wrap_handler(number, handler)
+
+
+def _wrap_handler(number: int, inner: Any) -> None:
+    def handler(signum: int, frame: Any) -> None:
+        drain()
+        inner(signum, frame)
+
+    _wrapped[number] = handler
+    signal.signal(number, handler)
+
+
+def _wrap_loop_handler(loop: asyncio.AbstractEventLoop, number: int, handle: Any) -> None:
+    callback, args = handle._callback, handle._args or ()
+    if getattr(callback, "drains", False):
+        return
+
+    def handler() -> None:
+        drain()
+        callback(*args)
+
+    handler.drains = True  # type: ignore[attr-defined]
+    loop.add_signal_handler(number, handler)
+
+
+def _loop_handler(loop: asyncio.AbstractEventLoop, number: int) -> Any | None:
+    """
+    What asyncio's own loop runs on this signal; there is no public way to ask.
+    """
+    handlers = getattr(loop, "_signal_handlers", None)
+    handle = handlers.get(number) if isinstance(handlers, dict) else None
+    return handle if hasattr(handle, "_callback") and hasattr(handle, "_args") else None
+
+
+def _is_twisted(handler: Any) -> bool:
+    module = getattr(handler, "__module__", "") or ""
+    return module.startswith("twisted.")

@@ -1,0 +1,442 @@
+"""
+The fan-out of one process: one hub for each event loop that serves streams.
+
+A hub holds one channel of the layer, whatever the number of streams. It joins a topic's group when the first local
+stream wants it and leaves some seconds after the last one went, so a message crosses the layer once for each process,
+is decoded once, and its JSON is built once; the streams get it by reference. Three tasks serve all streams: one reads
+the layer, one does the layer's slow business (joins, leaves, probes, recovery), and one sweeps the deadlines.
+
+When the layer fails, streams stay open. When it is back, the hub joins its groups again and marks every topic of every
+stream as changed: to notify too much is safe, silence is not.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from mcp_channels import topics
+from mcp_channels.listen import frames, link
+from mcp_channels.listen.stream import Reason, Stream
+from mcp_channels.publisher import publisher
+from mcp_channels.topics import Topic
+
+FENCE: Final = "mcp_channels.fence"
+"""The ``type`` of a message that a hub sends to itself, to see that it would hear others'."""
+
+JOIN_TIMEOUT: Final = 2.0
+"""Seconds that a stream's acknowledgment waits for its groups; past it, the stream is told of all changes later."""
+
+OPERATION_TIMEOUT: Final = 5.0
+"""Seconds that a round of the layer's business may take before the layer counts as down."""
+
+FENCE_RETRY: Final = 0.25
+"""Seconds after which a fence that did not come back is sent again."""
+
+PROBE_INTERVAL: Final = 2.0
+"""Seconds between two looks at whether the layer still brings messages."""
+
+RETRY_DELAY: Final = 0.25
+"""Seconds before the first new attempt at a layer that failed; doubled with each, up to ``RETRY_CEILING``."""
+
+RETRY_CEILING: Final = 2.0
+
+LINGER: Final = 5.0
+"""Seconds for which a topic's group is kept after its last stream went, and a hub after its last topic."""
+
+SWEEP_INTERVAL: Final = 0.25
+"""The most seconds between two sweeps of the deadlines."""
+
+logger = logging.getLogger("mcp_channels.hub")
+
+
+class HubFullError(RuntimeError):
+    """
+    The process holds as many streams as it may, or is shutting down.
+    """
+
+
+class _Entry:
+    """
+    One topic that local streams want. ``joining`` is None once the group has been joined.
+    """
+
+    __slots__ = ("head", "joining", "streams", "topic")
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.head = frames.notification_head(topic)
+        self.streams: set[Stream] = set()
+        self.joining: _Joining | None = None
+
+    def mark(self) -> None:
+        topic, head = self.topic, self.head
+        for stream in self.streams:
+            stream.mark(topic, head)
+
+
+class _Joining:
+    """
+    Entries whose groups are joined in one go. ``late`` says that somebody stopped waiting for it.
+    """
+
+    __slots__ = ("done", "entries", "late")
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self.entries: list[_Entry] = []
+        self.done = done
+        self.late = False
+
+
+class Hub:
+    """
+    The streams of one event loop, by topic. Use ``Hub.current()``.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.streams: set[Stream] = set()
+        self.draining = False
+        """Whether the process is shutting down: no stream is taken any more."""
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[Topic, _Entry] = {}
+        self._idle: dict[Topic, float] = {}
+        self._leaving: list[Topic] = []
+        self._joining: _Joining | None = None
+        self._channel: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._work = asyncio.Event()
+        self._down = False
+        self._failures = 0
+        self._receiver_failed = False
+        self._connections: tuple[int, ...] = ()
+        self._renewed_at = self._probed_at = self._loop.time()
+        self._name = secrets.token_hex(8)
+        self._fences: dict[int, asyncio.Future[None]] = {}
+        self._tokens = itertools.count()
+
+    @staticmethod
+    def current(layer: Any) -> "Hub":
+        """
+        The hub of the running event loop, made at the first call.
+        """
+        loop = asyncio.get_running_loop()
+        hub = _hubs.get(loop)
+        if hub is None or hub.layer is not layer:
+            for other in [known for known in _hubs if known.is_closed()]:
+                del _hubs[other]
+            hub = _hubs[loop] = Hub(layer)
+        return hub
+
+    async def attach(self, stream: Stream, wanted: Iterable[Topic], *, max_streams: int) -> None:
+        """
+        Join the topics of ``stream``. When this returns, nothing that is published is missed by it.
+
+        A layer that is down holds nobody up: the stream is then told that everything changed once the layer is back.
+        The caller must ``detach`` the stream, also when this raises or is cancelled.
+
+        Raises:
+            HubFullError: there are ``max_streams`` streams, or the process is shutting down.
+        """
+        if self.is_full(max_streams):
+            raise HubFullError
+        self._start()
+        self.streams.add(stream)
+        stream.topics = tuple(self._want(topic, stream) for topic in wanted)
+        joining = {
+            entry.joining: None
+            for topic in stream.topics
+            if (entry := self._entries[topic]).joining is not None
+        }
+        if not joining:
+            return
+        self._work.set()
+        if not self._down:
+            await asyncio.wait([batch.done for batch in joining if batch], timeout=JOIN_TIMEOUT)
+        for batch in joining:
+            if batch and not batch.done.done():
+                batch.late = True
+
+    def detach(self, stream: Stream) -> None:
+        """
+        Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
+        """
+        self.streams.discard(stream)
+        now = self._loop.time()
+        for topic in stream.topics:
+            entry = self._entries.get(topic)
+            if entry is None:
+                continue
+            entry.streams.discard(stream)
+            if not entry.streams:
+                self._idle[topic] = now
+        stream.topics = ()
+
+    def is_full(self, max_streams: int) -> bool:
+        """
+        Whether one more stream would be refused.
+        """
+        return self.draining or len(self.streams) >= max_streams
+
+    def end_all(self, reason: Reason) -> None:
+        """
+        End every stream.
+        """
+        for stream in list(self.streams):
+            stream.end(reason)
+
+    def drain(self) -> None:
+        """
+        Refuse new streams, and end those that are open (``shutdown``).
+        """
+        self.draining = True
+        self.end_all("shutdown")
+
+    def mark_all(self) -> None:
+        """
+        Say that every topic may have changed.
+        """
+        for entry in self._entries.values():
+            entry.mark()
+
+    async def close(self) -> None:
+        """
+        End the hub's tasks and give its channel back.
+        """
+        if _hubs.get(self._loop) is self:
+            del _hubs[self._loop]
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            async with asyncio.timeout(1):
+                await self._forget_groups()
+        except Exception as error:  # the layer is down; its own expiry does the rest
+            logger.debug("Groups could not be left: %r", error)
+
+    # Topics
+
+    def _want(self, topic: Topic, stream: Stream) -> Topic:
+        entry = self._entries.get(topic)
+        if entry is None:
+            entry = self._entries[topic] = _Entry(topic)
+            if self._joining is None:
+                self._joining = _Joining(self._loop.create_future())
+            self._joining.entries.append(entry)
+            entry.joining = self._joining
+        entry.streams.add(stream)
+        self._idle.pop(topic, None)
+        # The entry's own object, so that equal URIs of many streams are kept once.
+        return entry.topic
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        match message.get("type"):
+            case topics.CHANGED:
+                for topic in topics.read_changed(message):
+                    entry = self._entries.get(topic)
+                    if entry is not None:
+                        entry.mark()
+            case topics.RESYNC:
+                self.mark_all()
+            case _ if message.get("type") == FENCE and message.get("hub") == self._name:
+                fence = self._fences.get(message.get("token", -1))
+                if fence is not None and not fence.done():
+                    fence.set_result(None)
+            case _:
+                pass
+
+    # Tasks
+
+    def _start(self) -> None:
+        if self._tasks:
+            return
+        publisher.adopt(self._loop)
+        self._tasks = [
+            self._loop.create_task(self._tend(), name="mcp_channels-hub-layer"),
+            self._loop.create_task(self._sweep(), name="mcp_channels-hub-sweep"),
+        ]
+
+    async def _sweep(self) -> None:
+        while True:
+            now = self._loop.time()
+            due = now + SWEEP_INTERVAL
+            for stream in list(self.streams):
+                due = min(due, stream.tick(now))
+            self._collect_idle(now)
+            if not self.streams and not self._entries and not self.draining:
+                if now - self._quiet_since(now) >= LINGER:
+                    self._loop.create_task(self.close(), name="mcp_channels-hub-close")
+                    return
+            else:
+                self._last_used = now
+            await asyncio.sleep(max(due - now, 0.001))
+
+    _last_used: float | None = None
+
+    def _quiet_since(self, now: float) -> float:
+        if self._last_used is None:
+            self._last_used = now
+        return self._last_used
+
+    def _collect_idle(self, now: float) -> None:
+        # The dictionary is in order of time, so the first that is young enough ends the search.
+        left = [topic for topic, since in itertools.takewhile(lambda idle: now - idle[1] >= LINGER, self._idle.items())]
+        for topic in left:
+            del self._idle[topic]
+            del self._entries[topic]
+        if left:
+            self._leaving.extend(left)
+            self._work.set()
+
+    async def _receive(self, channel: str) -> None:
+        while True:
+            try:
+                message = await self.layer.receive(channel)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the edge of the receive loop: whatever a layer raises is an outage
+                self._receiver_failed = True
+                self._outage(error)
+                await asyncio.sleep(self._retry_delay())
+                continue
+            try:
+                self._dispatch(message)
+            except Exception:  # one bad message must not end the loop that all streams live on
+                logger.exception("A message of the channel layer could not be handled")
+
+    async def _tend(self) -> None:
+        while True:
+            self._work.clear()
+            try:
+                async with asyncio.timeout(OPERATION_TIMEOUT):
+                    await self._tend_once()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the edge: whatever a layer raises is an outage
+                self._outage(error)
+            delay = self._retry_delay() if self._down else PROBE_INTERVAL / 2
+            try:
+                async with asyncio.timeout(delay):
+                    await self._work.wait()
+                    if self._down:
+                        await asyncio.sleep(delay)
+            except TimeoutError:
+                pass
+
+    async def _tend_once(self) -> None:
+        if self._channel is None:
+            channel = await self.layer.new_channel()
+            self._channel = channel
+            self._tasks.append(self._loop.create_task(self._receive(channel), name="mcp_channels-hub-receive"))
+            await self._add([topics.EVERY_HUB])
+            self._connections = link.connections(self.layer)
+        if self._down or self._connections != link.connections(self.layer):
+            await self._recover()
+        batch, self._joining = self._joining, None
+        if batch is not None:
+            try:
+                await self._add([entry.topic.group for entry in batch.entries])
+            except BaseException:
+                self._postpone(batch)
+                raise
+            self._joined(batch)
+        await self._leave()
+        now = self._loop.time()
+        expiry = link.group_expiry(self.layer)
+        if expiry is not None and now - self._renewed_at >= expiry / 4:
+            self._renewed_at = now
+            await self._add(self._groups())
+        if now - self._probed_at >= PROBE_INTERVAL:
+            self._probed_at = now
+            await self._fence(self.layer.send, [self._channel])
+
+    def _joined(self, batch: _Joining) -> None:
+        for entry in batch.entries:
+            entry.joining = None
+            if batch.late:
+                entry.mark()
+        if not batch.done.done():
+            batch.done.set_result(None)
+
+    def _postpone(self, batch: _Joining) -> None:
+        batch.late = True
+        if not batch.done.done():
+            batch.done.set_result(None)
+        if self._joining is None:
+            self._joining = _Joining(self._loop.create_future())
+        self._joining.late = True
+        for entry in batch.entries:
+            if self._entries.get(entry.topic) is entry:
+                entry.joining = self._joining
+                self._joining.entries.append(entry)
+
+    def _groups(self) -> list[str]:
+        return [topics.EVERY_HUB, *(topic.group for topic, entry in self._entries.items() if entry.joining is None)]
+
+    async def _add(self, groups: list[str]) -> None:
+        for group in groups:
+            await self.layer.group_add(group, self._channel)
+        # A layer may return from a join before the broker has heard of it, so see a message come through.
+        await self._fence(self.layer.group_send, groups if link.is_sharded(self.layer) else groups[-1:])
+
+    async def _fence(self, send: Any, destinations: Iterable[str | None]) -> None:
+        for destination in destinations:
+            token = next(self._tokens)
+            fence = self._fences[token] = self._loop.create_future()
+            try:
+                while not fence.done():
+                    await send(destination, {"type": FENCE, "hub": self._name, "token": token})
+                    await asyncio.wait([fence], timeout=FENCE_RETRY)
+            finally:
+                del self._fences[token]
+
+    async def _leave(self) -> None:
+        while self._leaving:
+            topic = self._leaving.pop()
+            if topic not in self._entries:
+                await self.layer.group_discard(topic.group, self._channel)
+
+    async def _forget_groups(self) -> None:
+        if self._channel is not None:
+            for group in [*self._groups(), *(topic.group for topic in self._leaving)]:
+                await self.layer.group_discard(group, self._channel)
+
+    # Outages
+
+    def _outage(self, error: Exception) -> None:
+        self._failures += 1
+        if self._down:
+            return
+        self._down = True
+        logger.error("The channel layer failed (%s); streams stay open until it is back", type(error).__name__)
+        self._work.set()
+        if self._joining is not None:
+            self._joining.late = True
+            if not self._joining.done.done():
+                self._joining.done.set_result(None)
+
+    def _retry_delay(self) -> float:
+        return min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
+
+    async def _recover(self) -> None:
+        await self._add(self._groups())
+        self._connections = link.connections(self.layer)
+        self.mark_all()
+        if self._down:
+            logger.warning("The channel layer is back; every stream was told that its topics may have changed")
+        self._down = self._receiver_failed = False
+        self._failures = 0
+
+
+_hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+
+
+def hubs() -> Iterator[tuple[asyncio.AbstractEventLoop, Hub]]:
+    """
+    The hubs of this process, each with its event loop.
+    """
+    yield from list(_hubs.items())

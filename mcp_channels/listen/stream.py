@@ -1,0 +1,301 @@
+"""
+One open listen stream, as its one writer sees it.
+
+Every notification is a level trigger ("this changed, read it again"), so a stream keeps a *set* of topics to tell its
+client of, in order of arrival, and not a queue of messages. While the socket is blocked, a topic that changes again is
+in the set already: a slow reader costs no memory beyond its own filter, and loses nothing.
+
+A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks a topic or names an ending.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Literal, cast
+
+from mcp_channels import signals
+from mcp_channels.listen import frames
+from mcp_channels.listen.filter import Filter
+from mcp_channels.topics import Topic
+
+Reason = Literal[
+    "client_closed",
+    "max_lifetime",
+    "token_expired",
+    "idle_timeout",
+    "superseded",
+    "revoked",
+    "shutdown",
+    "server_error",
+]
+"""Why a stream ended; on the wire (but for ``client_closed``, which nobody is left to read), in logs and in signals."""
+
+Write = Callable[[bytes], Awaitable[None]]
+"""Writes bytes to the client, and returns when the socket has taken them."""
+
+FRAMES_AT_ONCE: Final = 256
+"""The most notifications in one write: the rest stay in the set, where a newer change costs nothing."""
+
+CLOSING_TIME: Final = 1.5
+"""Seconds that a stream which must end may still spend on its writes."""
+
+logger = logging.getLogger("mcp_channels.streams")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """
+    What bounds a stream. Times are seconds; None means no limit.
+    """
+
+    keep_alive: float = 15
+    lifetime: float | None = None
+    idle: float | None = None
+    send_timeout: float = 30
+    max_queue: int = 1000
+
+
+class Stream:
+    """
+    One stream: its honoured filter, what is still to be told, and how it ends.
+
+    All methods are to be called on the event loop that serves it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_aborted",
+        "_expires_at",
+        "_idle_since",
+        "_keep_alive_due",
+        "_lasts_until",
+        "_limits",
+        "_loop",
+        "_opened_at",
+        "_pending",
+        "_server_info",
+        "_silent_since",
+        "_tail",
+        "_task",
+        "_waiter",
+        "_writing_until",
+        "delivered",
+        "endpoint",
+        "filter",
+        "id",
+        "reason",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        subscription_id: str | int,
+        honoured: Filter,
+        *,
+        endpoint: str,
+        server_info: bytes,
+        limits: Limits,
+        expires_in: float | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.id = frames.dumps(subscription_id)
+        """The listen request's id, as JSON."""
+        self.filter: Filter | None = honoured
+        """The honoured filter; None once it is acknowledged, since the topics say it all."""
+        self.topics: tuple[Topic, ...] = ()
+        """The topics that the hub joined for this stream; the hub sets it."""
+        self.endpoint = endpoint
+        """The name of the endpoint, for telemetry."""
+        self.reason: Reason | None = None
+        """Why the stream ends, once it does. The first reason stands."""
+        self.delivered = 0
+        """Notifications written."""
+        self._server_info = server_info
+        self._limits = limits
+        self._tail = frames.frame(b"", self.id)
+        self._pending: dict[Topic, bytes] = {}
+        self._opened_at = self._idle_since = self._silent_since = self._loop.time()
+        self._expires_at = None if expires_in is None else self._opened_at + expires_in
+        self._lasts_until = None if limits.lifetime is None else self._opened_at + limits.lifetime
+        self._keep_alive_due = False
+        self._writing_until: float | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._aborted = False
+
+    def mark(self, topic: Topic, head: bytes) -> None:
+        """
+        Say that ``topic`` changed; ``head`` is its frame up to the subscription id. Costs nothing if it is pending.
+        """
+        pending = self._pending
+        if topic not in pending:
+            if self.reason is not None:
+                return
+            if len(pending) >= self._limits.max_queue:
+                signals.notification_dropped.send_robust(sender=Stream, endpoint=self.endpoint, kind=topic.kind)
+                return
+        pending[topic] = head
+        if self._waiter is not None:
+            self._wake()
+
+    def end(self, reason: Reason) -> None:
+        """
+        End the stream: its writer writes what is pending and the closing frames, and returns.
+        """
+        if self.reason is not None:
+            return
+        self.reason = reason
+        if self._writing_until is not None:
+            self._writing_until = min(self._writing_until, self._loop.time() + CLOSING_TIME)
+        self._wake()
+
+    def tick(self, now: float) -> float:
+        """
+        Do what is due at ``now`` (the loop's clock), and return when to look again.
+        """
+        if self._writing_until is not None and now >= self._writing_until:
+            self._abort()
+            return now + CLOSING_TIME
+        if self.reason is None:
+            self._end_if_over(now)
+        if self.reason is not None:
+            return now + CLOSING_TIME if self._writing_until is None else self._writing_until
+        due = [at for at in (self._expires_at, self._lasts_until, self._writing_until) if at is not None]
+        if self._writing_until is None:
+            if now >= self._silent_since + self._limits.keep_alive:
+                self._keep_alive(now)
+                due.append(now + self._limits.keep_alive)
+            else:
+                due.append(self._silent_since + self._limits.keep_alive)
+        return min(due)
+
+    def _end_if_over(self, now: float) -> None:
+        if self._expires_at is not None and now >= self._expires_at:
+            self.end("token_expired")
+        elif self._lasts_until is not None and now >= self._lasts_until:
+            self.end("max_lifetime")
+
+    def _keep_alive(self, now: float) -> None:
+        # Keep-alives are not activity: the idle timeout is judged here, and before one is written.
+        if self._limits.idle is not None and now >= self._idle_since + self._limits.idle:
+            self.end("idle_timeout")
+        else:
+            self._keep_alive_due = True
+            self._wake()
+
+    async def serve(self, write: Write) -> None:
+        """
+        Write the stream until it ends; the calling task is its only writer.
+
+        Cancelling it from outside is a shutdown of the server: the closing frames are written, then it raises.
+        """
+        assert self.filter is not None  # a stream is served once
+        self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        kinds = self.filter.kinds()
+        acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
+        self.filter = None
+        started = False
+        try:
+            await self._write(write, acknowledgment)
+            del acknowledgment
+            started = True
+            signals.stream_started.send_robust(sender=Stream, endpoint=self.endpoint, kinds=kinds)
+            await self._pump(write)
+            await self._close(write)
+        except asyncio.CancelledError:
+            if self._aborted and self._task.uncancel() == 0:
+                self.end("client_closed")
+                return
+            self.end("shutdown")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING_TIME):
+                    await self._close(write)
+            raise
+        except Exception as error:  # a server tells of a peer that left by exceptions of its own
+            logger.debug("A write failed: %r", error)
+            self.end("client_closed")
+        finally:
+            self._task = None
+            self._pending.clear()
+            if started:
+                self._report(kinds)
+
+    async def _pump(self, write: Write) -> None:
+        while self.reason is None:
+            if self._pending:
+                await self._write_pending(write)
+            elif self._keep_alive_due:
+                await self._write(write, frames.KEEP_ALIVE)
+            else:
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+
+    async def _write_pending(self, write: Write) -> None:
+        pending = self._pending
+        if self._expires_at is not None and self._loop.time() >= self._expires_at:
+            self.end("token_expired")
+            return
+        if len(pending) <= FRAMES_AT_ONCE:
+            heads = list(pending.values())
+            pending.clear()
+        else:
+            taken = list(islice(pending, FRAMES_AT_ONCE))
+            heads = [pending.pop(topic) for topic in taken]
+        await self._write(write, self._tail.join(heads) + self._tail)
+        self.delivered += len(heads)
+        self._idle_since = self._silent_since
+
+    async def _write(self, write: Write, data: bytes) -> None:
+        now = self._loop.time()
+        self._keep_alive_due = False
+        self._silent_since = now
+        allowed = self._limits.send_timeout if self.reason is None else CLOSING_TIME
+        self._writing_until = now + allowed
+        try:
+            await write(data)
+        finally:
+            self._writing_until = None
+
+    async def _close(self, write: Write) -> None:
+        if self.reason is None or self.reason == "client_closed":
+            return
+        # What the caller may no longer hear is not told on the way out either.
+        if self.reason not in ("revoked", "token_expired"):
+            while self._pending:
+                await self._write_pending(write)
+        data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
+        await self._write(write, data)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _abort(self) -> None:
+        if self._task is not None and not self._aborted:
+            self._aborted = True
+            self._task.cancel()
+
+    def _report(self, kinds: tuple[str, ...]) -> None:
+        duration = self._loop.time() - self._opened_at
+        logger.info(
+            "A stream of endpoint %s ended: %s, %d notifications in %.1f s",
+            self.endpoint,
+            self.reason,
+            self.delivered,
+            duration,
+            extra={"reason": self.reason, "kinds": kinds, "delivered": self.delivered, "duration": duration},
+        )
+        signals.stream_stopped.send_robust(
+            sender=Stream,
+            endpoint=self.endpoint,
+            kinds=kinds,
+            reason=self.reason,
+            duration=duration,
+            delivered=self.delivered,
+        )

@@ -1,0 +1,240 @@
+"""
+The way to the channel layer, from any thread.
+
+A publisher keeps one event loop: a hub's, in a process that serves streams, or one of its own in a background thread,
+started when it is first needed and, after a fork, anew. (``async_to_sync(layer.group_send)`` would open a connection to
+Redis for each call.) Since a notification is a level trigger, what waits is a set of topics: a topic that changes
+again while it waits costs nothing, and when many wait they travel together.
+
+Nothing here raises into the caller, nor makes it wait. While the layer is down the topics are kept and tried again; past
+``MAX_WAITING`` of them, one word that everything may have changed takes their place.
+"""
+
+import asyncio
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+from channels.layers import get_channel_layer
+
+from mcp_channels import signals, topics
+from mcp_channels.conf import settings
+from mcp_channels.topics import Topic
+
+MAX_WAITING: Final = 10_000
+"""Topics that are kept while the layer is down."""
+
+SINGLY: Final = 8
+"""Up to so many topics travel by their own groups, to the hubs that want them; more travel together, to every hub."""
+
+SEND_TIMEOUT: Final = 5.0
+"""Seconds that the layer may take for one message before it counts as down."""
+
+RETRY_DELAY: Final = 0.1
+"""Seconds before the first new attempt; doubled with each, up to ``RETRY_CEILING``."""
+
+RETRY_CEILING: Final = 2.0
+
+EXIT_TIMEOUT: Final = 2.0
+"""Seconds that a process which exits waits for its last notifications to leave."""
+
+logger = logging.getLogger("mcp_channels.publisher")
+
+
+class Publisher:
+    """
+    A process's way to the channel layer. Use the module's ``publisher``.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Topic, None] = {}
+        self._everything = False
+        self._draining: asyncio.AbstractEventLoop | None = None
+        self._adopted: list[asyncio.AbstractEventLoop] = []
+        self._own: _LoopThread | None = None
+        self._failures = 0
+        self._empty = threading.Event()
+        self._empty.set()
+        self.failed = 0
+        """Attempts that the layer refused, since the process started."""
+
+    def adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """
+        Publish on ``loop`` from now on, as long as it runs.
+        """
+        with self._lock:
+            self._adopted = [known for known in self._adopted if not known.is_closed() and known is not loop]
+            self._adopted.append(loop)
+
+    def publish(self, changed: Iterable[Topic]) -> None:
+        """
+        Tell every hub that these topics changed. Returns at once; from any thread, with or without an event loop.
+        """
+        with self._lock:
+            if not self._everything:
+                self._waiting.update(dict.fromkeys(changed))
+            self._bound()
+            self._start_draining()
+
+    def flush(self, timeout: float) -> bool:
+        """
+        Wait up to ``timeout`` seconds until nothing is left to publish, and say whether that is so. Blocks.
+        """
+        return self._empty.wait(timeout)
+
+    # The rest of the class, but for _drain and what it calls, runs under the lock.
+
+    def _bound(self) -> None:
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.clear()
+            self._everything = True
+
+    def _start_draining(self) -> None:
+        if not (self._waiting or self._everything):
+            return
+        self._empty.clear()
+        if self._draining is not None and self._draining.is_running():
+            return
+        loop = self._loop()
+        self._draining = loop
+        try:
+            loop.call_soon_threadsafe(self._drain_soon, loop)
+        except RuntimeError:  # it closed this very moment; the next publish finds another
+            self._draining = None
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        for loop in reversed(self._adopted):
+            if loop.is_running():
+                return loop
+        if self._own is None:
+            self._own = _LoopThread()
+        return self._own.loop
+
+    def _take(self) -> tuple[list[Topic], bool] | None:
+        with self._lock:
+            if not (self._waiting or self._everything):
+                self._draining = None
+                self._empty.set()
+                return None
+            taken, everything = list(self._waiting), self._everything
+            self._waiting.clear()
+            self._everything = False
+            return taken, everything
+
+    def _give_back(self, changed: list[Topic], everything: bool) -> None:
+        with self._lock:
+            self._waiting = {**dict.fromkeys(changed), **self._waiting}
+            self._everything = self._everything or everything
+            self._bound()
+
+    def _drain_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = loop.create_task(self._drain(), name="mcp_channels-publisher")
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    async def _drain(self) -> None:
+        try:
+            while (taken := self._take()) is not None:
+                changed, everything = taken
+                try:
+                    await self._send(changed, everything)
+                except Exception as error:  # the edge: whatever a layer raises is an outage, never the saver's fault
+                    self._failed(error)
+                    await asyncio.sleep(min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING))
+        except asyncio.CancelledError:
+            with self._lock:
+                self._draining = None
+            raise
+
+    async def _send(self, changed: list[Topic], everything: bool) -> None:
+        layer = get_channel_layer(settings.channel_layer)
+        if layer is None:
+            logger.error("No channel layer %r is configured: nobody hears of changes", settings.channel_layer)
+            return
+        left = list(changed)
+        try:
+            if everything:
+                await _group_send(layer, topics.EVERY_HUB, {"type": topics.RESYNC})
+                everything = False
+            if len(left) <= SINGLY:
+                while left:
+                    await _group_send(layer, left[0].group, topics.changed_message(left[:1]))
+                    del left[0]
+            else:
+                for batch in topics.batches(changed):
+                    await _group_send(layer, topics.EVERY_HUB, topics.changed_message(batch))
+                    del left[: len(batch)]
+        except BaseException:
+            self._give_back(left, everything)
+            raise
+        if self._failures:
+            logger.warning("The channel layer is back; what waited was published")
+            self._failures = 0
+        kinds = tuple(sorted({topic.kind for topic in changed}))
+        signals.notification_published.send_robust(sender=Publisher, kinds=kinds, count=len(changed))
+
+    def _failed(self, error: Exception) -> None:
+        self.failed += 1
+        self._failures += 1
+        if self._failures == 1:
+            logger.error(
+                "The channel layer failed (%s); notifications wait and are tried again", type(error).__name__
+            )
+
+    def _stop(self) -> None:
+        if self._own is not None:
+            if not self._failures:
+                self.flush(EXIT_TIMEOUT)
+            self._own.stop()
+            self._own = None
+
+
+async def _group_send(layer: Any, group: str, message: dict[str, object]) -> None:
+    async with asyncio.timeout(SEND_TIMEOUT):
+        await layer.group_send(group, message)
+
+
+class _LoopThread:
+    """
+    An event loop in a daemon thread.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        started = threading.Event()
+        self.loop.call_soon(started.set)
+        self._thread = threading.Thread(target=self._run, name="mcp_channels-publisher", daemon=True)
+        self._thread.start()
+        started.wait()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.run_until_complete(asyncio.sleep(0))
+        finally:
+            # channels_redis closes its connections as it sees the loop close.
+            self.loop.close()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(EXIT_TIMEOUT)
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+publisher = Publisher()
+"""This process's publisher."""
+
+# Threads and loops don't survive a fork: the child starts its own when it first publishes.
+os.register_at_fork(after_in_child=publisher._reset)
+atexit.register(publisher._stop)

@@ -1,0 +1,61 @@
+"""
+The one place that reaches into the official SDK: what its public interface doesn't offer (``mcp`` 2.x).
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mcp.server.lowlevel import Server
+from mcp.server.mcpserver import MCPServer
+from pydantic import BaseModel
+
+
+def set_handler(
+    server: MCPServer[Any], method: str, params: type[BaseModel], handler: Callable[[Any, Any], Any]
+) -> None:
+    """
+    Answer ``method`` with ``handler``, an async function of the SDK's request context and the params.
+    """
+    _lowlevel(server).add_request_handler(method, params, handler)
+
+
+def withdraw(server: MCPServer[Any], methods: Iterable[str]) -> None:
+    """
+    Stop serving ``methods``: they are answered -32601, and the capabilities no longer name them.
+    """
+    for method in methods:
+        _lowlevel(server)._request_handlers.pop(method, None)
+
+
+def capabilities(server: MCPServer[Any], protocol_version: str) -> Any:
+    """
+    What the server advertises at this protocol version: the SDK's ``ServerCapabilities``.
+    """
+    return _lowlevel(server).get_capabilities(protocol_version=protocol_version)
+
+
+def server_info(server: MCPServer[Any]) -> dict[str, Any]:
+    """
+    The server's identity, as it goes on the wire.
+    """
+    return _lowlevel(server).server_info_stamp
+
+
+@contextmanager
+def logging_left_alone() -> Iterator[None]:
+    """
+    Make a server without the SDK's own logging set-up: logging is the Django project's business.
+    """
+    # The SDK calls logging.basicConfig(), which does nothing while the root logger has a handler.
+    root, guard = logging.getLogger(), logging.NullHandler()
+    root.addHandler(guard)
+    try:
+        yield
+    finally:
+        root.removeHandler(guard)
+
+
+def _lowlevel(server: MCPServer[Any]) -> Server[Any]:
+    return server._lowlevel_server

@@ -1,0 +1,106 @@
+"""
+What can change, and the channel-layer group that carries it.
+
+A topic belongs to the project, not to one endpoint. Its group's name is short and safe for every layer, since a URI is
+hashed; the message carries the topic itself, and receivers compare that, so that a collision of hashes cannot
+misdeliver.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["tools", "prompts", "resources", "resource"]
+"""What a topic is about: one of the three lists, or one resource."""
+
+KINDS: Final[frozenset[str]] = frozenset({"tools", "prompts", "resources", "resource"})
+
+EVERY_HUB: Final = "mcp_channels.hubs"
+"""The group that every hub is in: it carries batches, and the word that everything may have changed."""
+
+CHANGED: Final = "mcp_channels.changed"
+"""The ``type`` of a message that names changed topics."""
+
+RESYNC: Final = "mcp_channels.resync"
+"""The ``type`` of a message that says: any topic may have changed."""
+
+BATCH_LIMIT: Final = 500
+"""The most topics in one message."""
+
+BATCH_BYTES: Final = 128 * 1024
+"""The most characters of URIs in one message; a single longer URI travels alone."""
+
+
+class Topic(NamedTuple):
+    """
+    One thing that can change: a list, or the resource whose URI is ``key``.
+    """
+
+    kind: Kind
+    key: str = ""
+
+    @property
+    def group(self) -> str:
+        """
+        The name of the channel-layer group that carries this topic: ASCII, at most 60 characters.
+        """
+        if self.kind != "resource":
+            return f"mcp_channels.{self.kind}"
+        # A URI from the wire may hold a lone surrogate, which plain UTF-8 refuses to encode.
+        digest = blake2b(self.key.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+        return f"mcp_channels.resource.{digest}"
+
+
+TOOLS: Final = Topic("tools")
+"""The list of tools."""
+
+PROMPTS: Final = Topic("prompts")
+"""The list of prompts."""
+
+RESOURCES: Final = Topic("resources")
+"""The list of resources."""
+
+
+def resource(uri: str) -> Topic:
+    """
+    The topic of the resource at ``uri``, compared exactly, byte for byte.
+    """
+    return Topic("resource", uri)
+
+
+def changed_message(topics: Iterable[Topic]) -> dict[str, object]:
+    """
+    The channel-layer message that says that ``topics`` changed.
+    """
+    return {"type": CHANGED, "topics": [list(topic) for topic in topics]}
+
+
+def read_changed(message: dict[str, object]) -> Iterator[Topic]:
+    """
+    The topics that a message names; what is malformed or unknown to this release is skipped.
+    """
+    entries = message.get("topics")
+    if not isinstance(entries, (list, tuple)):
+        return
+    for entry in entries:
+        match entry:
+            case [str(kind), str(key)] if kind in KINDS:
+                yield Topic(kind, key)  # type: ignore[arg-type]  # the guard above has narrowed it
+            case _:
+                continue
+
+
+def batches(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
+    """
+    Split ``topics`` into lists that each fit one message.
+    """
+    batch: list[Topic] = []
+    size = 0
+    for topic in topics:
+        if batch and (len(batch) >= BATCH_LIMIT or size + len(topic.key) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(topic)
+        size += len(topic.key)
+    if batch:
+        yield batch
