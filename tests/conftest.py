@@ -1,0 +1,80 @@
+"""
+Fixtures: real services and the example project, each started on free ports and stopped again.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Postgres, Redis
+from tests.support.project import Project
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """
+    A Redis that tests may share; one that stops it starts its own.
+    """
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Redis]:
+    """
+    A Redis for one test.
+    """
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    server = Redis(directory)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """
+    A PostgreSQL server.
+    """
+    server = Postgres(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    A migrated SQLite database, to be copied.
+    """
+    directory = tmp_path_factory.mktemp("migrated")
+    project = Project(directory)
+    project.stop()
+    return directory / "db.sqlite3"
+
+
+@pytest.fixture
+def make_project(tmp_path: Path, migrated: Path) -> Iterator[object]:
+    """
+    A function that makes projects; keyword arguments are environment variables.
+    """
+    made: list[Project] = []
+
+    def make(**env: str) -> Project:
+        directory = tmp_path / f"project{len(made)}"
+        directory.mkdir()
+        made.append(Project(directory, template=migrated, **env))
+        return made[-1]
+
+    yield make
+    for project in made:
+        project.stop()
+
+
+@pytest.fixture
+def project(make_project, redis: Redis) -> Project:
+    """
+    The example project on SQLite and Redis.
+    """
+    return make_project(REDIS_URL=redis.url)
