@@ -92,7 +92,6 @@ MCP_CHANNELS = {
     **json.loads(os.environ.get("MCP_CHANNELS_JSON") or "{}"),
 }
 
-AUTH_PASSWORD_VALIDATORS = []
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"

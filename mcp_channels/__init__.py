@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         notify_resources_changed as notify_resources_changed,
         notify_tools_changed as notify_tools_changed,
     )
-    from mcp_channels.resources.bulk import NotifyingQuerySetMixin as NotifyingQuerySetMixin
+    from mcp_channels.resources.bulk import NotifyingQuerySet as NotifyingQuerySet
     from mcp_channels.resources.model import ModelResource as ModelResource
     from mcp_channels.resources.watch import notify_objects as notify_objects
     from mcp_channels.server import MCPServer as MCPServer
@@ -30,7 +30,7 @@ _HOMES = {
     "MCPConsumer": "mcp_channels.endpoint.consumer",
     "MCPServer": "mcp_channels.server",
     "ModelResource": "mcp_channels.resources.model",
-    "NotifyingQuerySetMixin": "mcp_channels.resources.bulk",
+    "NotifyingQuerySet": "mcp_channels.resources.bulk",
     "anotify_prompts_changed": "mcp_channels.notify",
     "anotify_resource_updated": "mcp_channels.notify",
     "anotify_resources_changed": "mcp_channels.notify",

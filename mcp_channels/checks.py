@@ -6,7 +6,8 @@ import difflib
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Error, Warning, register
+from django.core import checks
+from django.core.checks import CheckMessage, Error, register
 from django.core.exceptions import ImproperlyConfigured
 
 from mcp_channels.conf import DEFAULTS, SETTING, Settings
@@ -56,7 +57,7 @@ def check_layer(**kwargs: Any) -> list[CheckMessage]:
         ]
     if "InMemory" in layers[alias].get("BACKEND", "") and not django_settings.DEBUG:
         return [
-            Warning(
+            checks.Warning(
                 f"The channel layer {alias!r} is in memory: a change made in another process is not heard of.",
                 hint="Use channels_redis.pubsub.RedisPubSubChannelLayer.",
                 id="mcp_channels.W011",

@@ -14,7 +14,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-TOKEN_PREFIX = "mcp_"
+TOKEN_PREFIX = "mcp_"  # noqa: S105  # no secret
 """What every token starts with, so that a scanner for leaked secrets knows one."""
 
 

@@ -6,8 +6,8 @@ started when it is first needed and, after a fork, anew. (``async_to_sync(layer.
 Redis for each call.) Since a notification is a level trigger, what waits is a set of topics: a topic that changes
 again while it waits costs nothing, and when many wait they travel together.
 
-Nothing here raises into the caller, nor makes it wait. While the layer is down the topics are kept and tried again; past
-``MAX_WAITING`` of them, one word that everything may have changed takes their place.
+Nothing here raises into the caller, nor makes it wait. While the layer is down the topics are kept and tried again;
+past ``MAX_WAITING`` of them, one word that everything may have changed takes their place.
 """
 
 import asyncio
@@ -50,9 +50,12 @@ class Publisher:
     """
 
     def __init__(self) -> None:
-        self._reset()
+        self.reset()
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """
+        Forget everything: what waits, the loops, the thread. A forked child starts with it.
+        """
         self._lock = threading.Lock()
         self._waiting: dict[Topic, None] = {}
         self._everything = False
@@ -184,11 +187,12 @@ class Publisher:
         self.failed += 1
         self._failures += 1
         if self._failures == 1:
-            logger.error(
-                "The channel layer failed (%s); notifications wait and are tried again", type(error).__name__
-            )
+            logger.error("The channel layer failed (%s); notifications wait and are tried again", type(error).__name__)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """
+        Publish what waits, unless the layer is down, and end the thread. The process ends with it.
+        """
         if self._own is not None:
             if not self._failures:
                 self.flush(EXIT_TIMEOUT)
@@ -236,5 +240,5 @@ publisher = Publisher()
 """This process's publisher."""
 
 # Threads and loops don't survive a fork: the child starts its own when it first publishes.
-os.register_at_fork(after_in_child=publisher._reset)
-atexit.register(publisher._stop)
+os.register_at_fork(after_in_child=publisher.reset)
+atexit.register(publisher.stop)

@@ -12,9 +12,8 @@ import mcp_types as types
 from channels.db import database_sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
-from mcp.server.mcpserver import Context
-from mcp.server.mcpserver import MCPServer as SDKServer
 from mcp.server.lowlevel.helper_types import ReadResourceContents
+from mcp.server.mcpserver import Context, MCPServer as SDKServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import (
@@ -251,9 +250,7 @@ class MCPServer(SDKServer[Any]):
         page, cursor = await database_sync_to_async(self._page)(who, index, after, settings.resource_page_size)
         return types.ListResourcesResult(resources=[*listed, *page], next_cursor=cursor)
 
-    def _page(
-        self, who: Caller, index: int, after: str | None, limit: int
-    ) -> tuple[list[types.Resource], str | None]:
+    def _page(self, who: Caller, index: int, after: str | None, limit: int) -> tuple[list[types.Resource], str | None]:
         page: list[types.Resource] = []
         while index < len(self.model_resources):
             resource = self.model_resources[index]

@@ -5,13 +5,7 @@ A note, and its tags.
 from django.conf import settings
 from django.db import models
 
-from mcp_channels import NotifyingQuerySetMixin
-
-
-class NoteQuerySet(NotifyingQuerySetMixin, models.QuerySet):
-    """
-    Notes; ``update()`` and ``bulk_create()`` notify too.
-    """
+from mcp_channels import NotifyingQuerySet
 
 
 class Tag(models.Model):
@@ -36,7 +30,8 @@ class Note(models.Model):
     shared = models.BooleanField(default=False)
     tags = models.ManyToManyField(Tag, blank=True)
 
-    objects = NoteQuerySet.as_manager()
+    # So that update() and bulk_create() notify too.
+    objects = NotifyingQuerySet.as_manager()
 
     def __str__(self) -> str:
         return self.title

@@ -29,7 +29,8 @@ class Notification:
 @dataclass(frozen=True, slots=True)
 class Closed:
     """
-    A stream is over. ``graceful`` says that the server ended it in due form; ``reason`` is its word, or what went wrong.
+    A stream is over. ``graceful`` says that the server ended it in due form; ``reason`` is its word, or what went
+    wrong.
     """
 
     reason: str

@@ -109,6 +109,6 @@ def _again(honoured: Mapping[str, Any]) -> Resynchronised:
 
 
 def _delay(failures: int) -> float:
-    ceiling = min(FIRST_DELAY * 2 ** min(max(failures - 1, 0), 16), LONGEST_DELAY)
+    ceiling: float = min(FIRST_DELAY * 2 ** min(max(failures - 1, 0), 16), LONGEST_DELAY)
     # Scattered after the ceiling, so that clients that were cut together don't come back together.
     return ceiling * random.uniform(0.5, 1.0)  # noqa: S311  # no secret

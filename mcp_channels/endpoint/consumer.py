@@ -6,7 +6,7 @@ The endpoint as an ASGI application for Channels' routing.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -209,7 +209,7 @@ class _Exchange:
         caller: Caller = await database_sync_to_async(self.endpoint.authenticate)(request)
         return caller
 
-    async def _pass_on(self, caller: Caller, receive: ASGIReceiveCallable) -> None:
+    async def _pass_on(self, caller: Caller, receive: Callable[[], Awaitable[Any]]) -> None:
         send = self._send if self._origin is None else self._send_with_cors
         await self.endpoint.upstream(self.scope, receive, send, call=Call(caller, streams=True))
 

@@ -21,7 +21,7 @@ class Flow:
         self._request = request
         self._writable = asyncio.Event()
         self._writable.set()
-        request.registerProducer(self, True)
+        request.registerProducer(self, True)  # noqa: FBT003  # Twisted's signature: a push producer
 
     async def wait(self) -> None:
         """

@@ -252,9 +252,7 @@ def _check_headers(scope: HTTPScope, decoded: Mapping[str, Any], request_id: str
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
     duplicated = find_duplicated_routing_header(pairs)
     if duplicated is not None:
-        raise Refusal(
-            400, types.HEADER_MISMATCH, f"{duplicated} header appears more than once", request_id=request_id
-        )
+        raise Refusal(400, types.HEADER_MISMATCH, f"{duplicated} header appears more than once", request_id=request_id)
     verdict = classify_inbound_request(decoded, headers=dict(pairs))
     if isinstance(verdict, InboundLadderRejection):
         status = ERROR_CODE_HTTP_STATUS.get(verdict.code, 400)

@@ -60,7 +60,7 @@ def _wrap_handler(number: int, inner: Any) -> None:
 
 
 def _wrap_loop_handler(loop: asyncio.AbstractEventLoop, number: int, handle: Any) -> None:
-    callback, args = handle._callback, handle._args or ()
+    callback, args = handle._callback, handle._args or ()  # noqa: SLF001  # see _loop_handler
     if getattr(callback, "drains", False):
         return
 

@@ -7,11 +7,11 @@ runs none, and Channels' routing passes none on; so it is started at the first r
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
+from asgiref.typing import ASGISendCallable, HTTPScope
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.transport_security import TransportSecuritySettings
@@ -32,7 +32,7 @@ class Upstream:
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, _Running] = WeakKeyDictionary()
 
     async def __call__(
-        self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable, *, call: Call
+        self, scope: HTTPScope, receive: Callable[[], Awaitable[Any]], send: ASGISendCallable, *, call: Call
     ) -> None:
         """
         Answer one request; the server's handlers find ``call`` in their context.
@@ -42,7 +42,7 @@ class Upstream:
         if running is None or running.task.done():
             running = self._running[loop] = _Running(self.server, self._max_body_size)
         manager = await asyncio.shield(running.manager)
-        await manager.handle_request({**scope, SCOPE_KEY: call, "user": _sdk_user(call)}, receive, send)
+        await manager.handle_request(_with_call(scope, call), receive, send)
 
 
 class _Running:
@@ -69,7 +69,40 @@ class _Running:
             self.manager.set_exception(error)
 
 
-def _sdk_user(call: Call) -> AuthenticatedUser | None:
+async def serve_once(
+    server: MCPServer, scope: Mapping[str, Any], body: bytes, call: Call
+) -> tuple[int, dict[str, str], bytes]:
+    """
+    Answer one request by itself, with one body: the status, the headers and the body. For callers that can't stream.
+    """
+    server.streamable_http_app(
+        json_response=True,
+        stateless_http=True,
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+    )
+    manager = server.session_manager
+    head: dict[str, Any] = {}
+    chunks: list[bytes] = []
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            head.update(message)
+        else:
+            chunks.append(message.get("body", b""))
+
+    async with manager.run():
+        # A caller that waits for one body doesn't leave before it.
+        receive = replay(body, asyncio.get_running_loop().create_future)
+        await manager.handle_request(_with_call(scope, call), receive, send)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.get("headers", ())}
+    return head.get("status", 500), headers, b"".join(chunks)
+
+
+def _with_call(scope: Any, call: Call) -> dict[str, Any]:
+    return {**scope, SCOPE_KEY: call, "user": _sdk_user(call)}
+
+
+def _sdk_user(call: Call) -> AuthenticatedUser:
     """
     The caller in the SDK's terms; it ties a legacy session to the principal that opened it.
     """
@@ -80,7 +113,7 @@ def _sdk_user(call: Call) -> AuthenticatedUser | None:
     )
 
 
-def replay(body: bytes, receive: ASGIReceiveCallable) -> ASGIReceiveCallable:
+def replay(body: bytes, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
     """
     A ``receive`` that gives a body that was read already, then whatever the server has to say.
     """
@@ -89,7 +122,7 @@ def replay(body: bytes, receive: ASGIReceiveCallable) -> ASGIReceiveCallable:
     def again() -> Awaitable[Any]:
         return _ready(messages.pop()) if messages else receive()
 
-    return again  # type: ignore[return-value]  # an awaitable does for a coroutine
+    return again
 
 
 async def _ready(message: Any) -> Any:

@@ -146,9 +146,7 @@ class Hub:
         self.streams.add(stream)
         stream.topics = tuple(self._want(topic, stream) for topic in wanted)
         joining = {
-            entry.joining: None
-            for topic in stream.topics
-            if (entry := self._entries[topic]).joining is not None
+            entry.joining: None for topic in stream.topics if (entry := self._entries[topic]).joining is not None
         }
         if not joining:
             return
@@ -420,7 +418,8 @@ class Hub:
                 self._joining.done.set_result(None)
 
     def _retry_delay(self) -> float:
-        return min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
+        delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
+        return delay
 
     async def _recover(self) -> None:
         await self._add(self._groups())

@@ -8,7 +8,6 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
@@ -17,55 +16,103 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
-            name='Scope',
+            name="Scope",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=190, unique=True, verbose_name='name')),
-                ('description', models.CharField(blank=True, max_length=255, verbose_name='description')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=190, unique=True, verbose_name="name")),
+                ("description", models.CharField(blank=True, max_length=255, verbose_name="description")),
             ],
             options={
-                'verbose_name': 'scope',
-                'verbose_name_plural': 'scopes',
-                'ordering': ['name'],
+                "verbose_name": "scope",
+                "verbose_name_plural": "scopes",
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='Principal',
+            name="Principal",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=190, unique=True, verbose_name='name')),
-                ('is_active', models.BooleanField(default=True, verbose_name='active')),
-                ('max_streams', models.PositiveIntegerField(blank=True, help_text="The most listen streams at once. Empty: the project's setting.", null=True, validators=[django.core.validators.MinValueValidator(1)], verbose_name='most streams')),
-                ('notes', models.TextField(blank=True, verbose_name='notes')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created')),
-                ('user', models.OneToOneField(blank=True, help_text='Empty for a service.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='mcp_principal', to=settings.AUTH_USER_MODEL, verbose_name='user')),
-                ('scopes', models.ManyToManyField(blank=True, related_name='principals', to='mcp_channels.scope', verbose_name='scopes')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=190, unique=True, verbose_name="name")),
+                ("is_active", models.BooleanField(default=True, verbose_name="active")),
+                (
+                    "max_streams",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        help_text="The most listen streams at once. Empty: the project's setting.",
+                        null=True,
+                        validators=[django.core.validators.MinValueValidator(1)],
+                        verbose_name="most streams",
+                    ),
+                ),
+                ("notes", models.TextField(blank=True, verbose_name="notes")),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="created"),
+                ),
+                (
+                    "user",
+                    models.OneToOneField(
+                        blank=True,
+                        help_text="Empty for a service.",
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="mcp_principal",
+                        to=settings.AUTH_USER_MODEL,
+                        verbose_name="user",
+                    ),
+                ),
+                (
+                    "scopes",
+                    models.ManyToManyField(
+                        blank=True, related_name="principals", to="mcp_channels.scope", verbose_name="scopes"
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'principal',
-                'verbose_name_plural': 'principals',
-                'ordering': ['name'],
+                "verbose_name": "principal",
+                "verbose_name_plural": "principals",
+                "ordering": ["name"],
             },
         ),
         migrations.CreateModel(
-            name='AccessToken',
+            name="AccessToken",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('label', models.CharField(blank=True, max_length=190, verbose_name='label')),
-                ('digest', models.CharField(editable=False, max_length=64, unique=True, verbose_name='hash')),
-                ('prefix', models.CharField(editable=False, max_length=16, verbose_name='starts with')),
-                ('is_narrowed', models.BooleanField(default=False, verbose_name='narrowed')),
-                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name='created')),
-                ('expires_at', models.DateTimeField(blank=True, null=True, verbose_name='expires')),
-                ('last_used_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='last used')),
-                ('revoked_at', models.DateTimeField(blank=True, null=True, verbose_name='revoked')),
-                ('principal', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='tokens', to='mcp_channels.principal', verbose_name='principal')),
-                ('scopes', models.ManyToManyField(blank=True, help_text='Where the token is narrowed: what it may do, of what its principal may do.', related_name='tokens', to='mcp_channels.scope', verbose_name='scopes')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("label", models.CharField(blank=True, max_length=190, verbose_name="label")),
+                ("digest", models.CharField(editable=False, max_length=64, unique=True, verbose_name="hash")),
+                ("prefix", models.CharField(editable=False, max_length=16, verbose_name="starts with")),
+                ("is_narrowed", models.BooleanField(default=False, verbose_name="narrowed")),
+                (
+                    "created_at",
+                    models.DateTimeField(default=django.utils.timezone.now, editable=False, verbose_name="created"),
+                ),
+                ("expires_at", models.DateTimeField(blank=True, null=True, verbose_name="expires")),
+                ("last_used_at", models.DateTimeField(blank=True, editable=False, null=True, verbose_name="last used")),
+                ("revoked_at", models.DateTimeField(blank=True, null=True, verbose_name="revoked")),
+                (
+                    "principal",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="tokens",
+                        to="mcp_channels.principal",
+                        verbose_name="principal",
+                    ),
+                ),
+                (
+                    "scopes",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="Where the token is narrowed: what it may do, of what its principal may do.",
+                        related_name="tokens",
+                        to="mcp_channels.scope",
+                        verbose_name="scopes",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'token',
-                'verbose_name_plural': 'tokens',
-                'ordering': ['-created_at'],
+                "verbose_name": "token",
+                "verbose_name_plural": "tokens",
+                "ordering": ["-created_at"],
             },
         ),
     ]

@@ -12,13 +12,12 @@ from mcp_channels.notify import publish
 from mcp_channels.resources.watch import notify_objects, resources_of
 
 
-class NotifyingQuerySetMixin(models.QuerySet[Any]):
+class NotifyingQuerySet(models.QuerySet[Any]):
     """
     Makes ``update()``, ``bulk_create()`` and ``bulk_update()`` of a registered model notify after the commit.
 
-    Give the model a manager of it: ``objects = NotifyingQuerySet.as_manager()``, with
-    ``class NotifyingQuerySet(NotifyingQuerySetMixin, models.QuerySet)``. ``update()`` asks one query more, for the
-    URIs of its rows. Raw SQL sends nothing: call ``notify_objects()``.
+    Give the model a manager of it, ``objects = NotifyingQuerySet.as_manager()``, or derive your own queryset from it.
+    ``update()`` asks two queries more, for its rows and their URIs. Raw SQL sends nothing: call ``notify_objects()``.
     """
 
     def update(self, **kwargs: Any) -> int:
@@ -33,7 +32,9 @@ class NotifyingQuerySetMixin(models.QuerySet[Any]):
             rows = self.model._base_manager.using(self.db).filter(pk__in=keys)
             before = [uri for resource in resources for uri in resource.uris_of(rows)]
             count = super().update(**kwargs)
-            after = [uri for resource in resources for uri in resource.uris_of(rows)] if _moves(resources, kwargs) else []
+            after = (
+                [uri for resource in resources for uri in resource.uris_of(rows)] if _moves(resources, kwargs) else []
+            )
             changed = [topics.resource(uri) for uri in dict.fromkeys([*before, *after])]
             if set(after) - set(before):
                 changed.append(topics.RESOURCES)

@@ -71,7 +71,9 @@ class ModelResource:
         """The template's variables."""
         self._fields = {lookup: self._field(lookup) for lookup in self.lookups}
         if self.serializer_class is None and type(self).get_content is ModelResource.get_content:
-            raise ImproperlyConfigured(f"{type(self).__name__} needs a serializer_class, or a get_content() of its own.")
+            raise ImproperlyConfigured(
+                f"{type(self).__name__} needs a serializer_class, or a get_content() of its own."
+            )
 
     # What a project overrides
 

@@ -18,7 +18,7 @@ META = {
 DEADLINE = 10.0
 
 
-class Ended(Exception):
+class Ended(Exception):  # noqa: N818  # no fault
     """
     The response's body is over.
     """

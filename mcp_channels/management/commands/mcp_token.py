@@ -58,7 +58,7 @@ class Command(BaseCommand):
         if options["user"] is not None:
             users = get_user_model()
             try:
-                principal.user = users._default_manager.get_by_natural_key(options["user"])  # type: ignore[attr-defined]
+                principal.user = users._default_manager.get_by_natural_key(options["user"])
             except users.DoesNotExist:
                 raise CommandError(f"There is no user {options['user']!r}.") from None
             other = Principal.objects.filter(user=principal.user).exclude(pk=principal.pk).first()

@@ -131,7 +131,16 @@ def _again_on_a_fresh_database() -> int:
 @contextlib.contextmanager
 def _daphne(port: int) -> Any:
     with tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(port), "example_project.asgi:application"]
+        command = [
+            sys.executable,
+            "-m",
+            "daphne",
+            "-b",
+            "127.0.0.1",
+            "-p",
+            str(port),
+            "example_project.asgi:application",
+        ]
         process = subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=log, stderr=log)
         try:
             asyncio.run(_wait_for(port, process))

@@ -1,0 +1,3 @@
+"""
+Measurements against the official SDK's server: see ``fanout``.
+"""
