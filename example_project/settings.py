@@ -103,5 +103,5 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "plain"}},
-    "loggers": {"mcp_channels": {"handlers": ["console"], "level": "INFO"}},
+    "loggers": {"mcp_channels": {"handlers": ["console"], "level": "INFO", "propagate": False}},
 }

@@ -128,7 +128,14 @@ class MCPServer(SDKServer[Any]):
         As the SDK's; ``scope`` names the scope that a caller needs to read, or to subscribe.
         """
         self._set_scope("resource", uri, scope)
-        return super().resource(uri, **kwargs)
+        decorate = super().resource(uri, **kwargs)
+
+        def decorate_and_tell(function: _CallableT) -> _CallableT:
+            decorated = decorate(function)
+            self._changed(topics.RESOURCES)
+            return decorated
+
+        return decorate_and_tell
 
     def add_tool(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """
@@ -149,6 +156,13 @@ class MCPServer(SDKServer[Any]):
         As the SDK's; once the server is served, listening clients are told that the prompts changed.
         """
         super().add_prompt(prompt)
+        self._changed(topics.PROMPTS)
+
+    def remove_prompt(self, name: str) -> None:
+        """
+        As the SDK's; once the server is served, listening clients are told that the prompts changed.
+        """
+        super().remove_prompt(name)
         self._changed(topics.PROMPTS)
 
     def add_resource(self, resource: Any) -> None:

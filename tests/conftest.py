@@ -78,3 +78,33 @@ def project(make_project, redis: Redis) -> Project:
     The example project on SQLite and Redis.
     """
     return make_project(REDIS_URL=redis.url)
+
+
+class Served:
+    """
+    A running server of the example project, with a principal who may read and write notes.
+    """
+
+    def __init__(self, project: Project, kind: str) -> None:
+        self.project = project
+        self.server = project.serve(kind)
+        self.port = self.server.port
+        self.token = project.token("alice", user="alice")
+
+
+@pytest.fixture(scope="session", params=["daphne", "uvicorn"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, migrated: Path, redis: Redis
+) -> Iterator[Served]:
+    """
+    A server that many tests share, once on Daphne and once on uvicorn.
+    """
+    config = '{"prefix": "served-%s"}' % request.param
+    project = Project(
+        tmp_path_factory.mktemp(f"served-{request.param}"),
+        template=migrated,
+        REDIS_URL=redis.url,
+        CHANNEL_LAYER_CONFIG=config,
+    )
+    yield Served(project, request.param)
+    project.stop()

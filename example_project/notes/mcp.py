@@ -2,6 +2,8 @@
 What MCP clients are served: the notes, and tools to change them.
 """
 
+from typing import Any
+
 from django.db.models import Q
 from mcp.server.mcpserver import Context
 
@@ -56,7 +58,7 @@ async def _own(context: Context, pk: int) -> Note:
 
 
 @server.tool(scope="notes:write")
-async def create_note(context: Context, title: str, body: str = "", shared: bool = False) -> dict:
+async def create_note(context: Context, title: str, body: str = "", shared: bool = False) -> dict[str, Any]:
     """
     Write a note. A service's notes are shared: it has no user whose own they could be.
     """
@@ -68,7 +70,7 @@ async def create_note(context: Context, title: str, body: str = "", shared: bool
 @server.tool(scope="notes:write")
 async def update_note(
     context: Context, id: int, title: str | None = None, body: str | None = None, shared: bool | None = None
-) -> dict:
+) -> dict[str, Any]:
     """
     Change a note.
     """

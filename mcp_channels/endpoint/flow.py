@@ -33,8 +33,9 @@ class Flow:
         """
         Let go of the request; it must be done before the response's last message.
         """
-        if self._request is not None:
-            request, self._request = self._request, None
+        request, self._request = self._request, None
+        # A connection that is lost has let go of the request already.
+        if request is not None and request.channel is not None:
             request.unregisterProducer()
         self._writable.set()
 
@@ -54,6 +55,7 @@ class Flow:
         """
         The client is gone.
         """
+        self._request = None
         self._writable.set()
 
 
@@ -64,7 +66,7 @@ def flow_of(send: Any) -> Flow | None:
     if not isinstance(send, partial) or not send.args:
         return None
     request = send.args[0]
-    if not hasattr(request, "registerProducer") or not hasattr(request, "unregisterProducer"):
+    if not hasattr(request, "registerProducer") or getattr(request, "channel", None) is None:
         return None
     try:
         return Flow(request)

@@ -2,6 +2,7 @@
 The official conformance suite: installed from npm into the repository's ``.cache``, run, and its report read.
 """
 
+import fcntl
 import json
 import platform
 import re
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,12 +88,13 @@ class Suite:
     """
 
     def __init__(self) -> None:
-        self._node = _find_node() or _install_node()
         directory = CACHE / f"suite-{VERSION}"
-        self._program = directory / "node_modules" / PACKAGE / "dist" / "index.js"
-        if not self._program.is_file():
-            program = self._program.relative_to(directory)
-            _install(f"{PACKAGE}@{VERSION}", directory, is_good=lambda made: (made / program).is_file())
+        program = Path("node_modules") / PACKAGE / "dist" / "index.js"
+        with _only_one_installs():
+            self._node = _find_node() or _install_node()
+            if not (directory / program).is_file():
+                _install(f"{PACKAGE}@{VERSION}", directory, is_good=lambda made: (made / program).is_file())
+        self._program = directory / program
 
     def scenarios(self) -> set[str]:
         """
@@ -134,6 +137,7 @@ def _find_node() -> Path | None:
 
 
 def _install_node() -> Path:
+    _npm()  # without it, neither package needs to be tried
     # The first package is a script that fetches the second, and not every machine runs the scripts of packages.
     machine = platform.machine().lower()
     packages = ("node", f"node-{platform.system().lower()}-{_MACHINES.get(machine, machine)}")
@@ -171,9 +175,7 @@ def _install(package: str, directory: Path, *, is_good: Callable[[Path], bool]) 
     """
     Install ``package`` from npm into ``directory``, which is there afterwards whole or not at all.
     """
-    npm = _require("npm", f"to install {package}, which the conformance suite needs")
-    _require("node", "to run npm, which installs the conformance suite")
-    CACHE.mkdir(parents=True, exist_ok=True)
+    npm = _npm()
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="installing-") as temporary:
         made = Path(temporary) / directory.name
         made.mkdir()
@@ -188,14 +190,24 @@ def _install(package: str, directory: Path, *, is_good: Callable[[Path], bool]) 
             raise SuiteError(f"npm took more than {INSTALL_TIMEOUT} seconds to install {package}") from None
         if done.returncode or not is_good(made):
             raise SuiteError(f"npm could not install {package}:\n{done.stdout}{done.stderr}")
-        # What is there is broken, or else was put there a moment ago by another run.
-        if not is_good(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-            made.rename(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        made.rename(directory)
 
 
-def _require(tool: str, purpose: str) -> str:
-    found = shutil.which(tool)
-    if found is None:
-        raise SuiteError(f"{tool} is not on this machine's PATH; it is needed {purpose}.")
-    return found
+def _npm() -> str:
+    """
+    The program that installs.
+    """
+    needed = {"node": "runs npm", "npm": f"installs {PACKAGE} and the node that runs it"}
+    for tool, purpose in needed.items():
+        if shutil.which(tool) is None:
+            raise SuiteError(f"The conformance suite can't be installed: {tool}, which {purpose}, is not on the PATH.")
+    return str(shutil.which("npm"))
+
+
+@contextmanager
+def _only_one_installs() -> Iterator[None]:
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -53,3 +53,4 @@ def test_every_check_of_the_official_suite_succeeds(suite: Suite, tmp_path: Path
     assert len(report.scenarios) == SCENARIOS
     assert report.count("SUCCESS") == CHECKS
     assert report.returncode == 0, report.output
+    assert "Traceback" not in server.read_log(), server.read_log()

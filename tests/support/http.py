@@ -173,7 +173,7 @@ async def request(
         pairs.append(("Host", f"127.0.0.1:{port}"))
     if token is not None:
         pairs.append(("Authorization", f"Bearer {token}"))
-    if "content-length" not in given:
+    if not given & {"content-length", "transfer-encoding"}:
         pairs.append(("Content-Length", str(sum(map(len, pieces)))))
     head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
@@ -181,8 +181,8 @@ async def request(
         writer.write(head.encode("latin-1"))
         for piece in pieces:
             writer.write(piece)
-            await writer.drain()
             if len(pieces) > 1:
+                await writer.drain()
                 await asyncio.sleep(0.05)
         async with asyncio.timeout(DEADLINE):
             lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

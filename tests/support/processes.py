@@ -241,11 +241,12 @@ class Worker:
                 text=True,
             )
 
-    def run(self, code: str, **values: object) -> object:
+    def run(self, code: str, *, flush: bool = True, **values: object) -> object:
         """
-        Run ``code`` with ``values`` as variables; what it assigns to ``result`` comes back, as JSON carries it.
+        Run ``code`` with ``values`` as variables; what it assigns to ``result`` comes back, as JSON carries it. By
+        then, with ``flush``, what it published has left.
         """
-        self.process.stdin.write(json.dumps({"code": code, "values": values}) + "\n")
+        self.process.stdin.write(json.dumps({"code": code, "values": values, "flush": flush}) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
         if "error" in answer:

@@ -17,6 +17,7 @@ def main() -> None:
 
     from example_project.notes.models import Note, Tag
     from mcp_channels import models, notify
+    from mcp_channels.publisher import publisher
 
     names = {"Note": Note, "Tag": Tag, "User": get_user_model(), "models": models, "notify": notify}
     for line in sys.stdin:
@@ -24,6 +25,8 @@ def main() -> None:
         space = {**names, **order["values"], "result": None}
         try:
             exec(order["code"], space)
+            if order["flush"]:
+                publisher.flush(5)
             answer = {"result": space["result"]}
         except Exception:
             answer = {"error": traceback.format_exc()}

@@ -1,0 +1,66 @@
+import random
+import re
+
+import pytest
+from channels.layers import BaseChannelLayer
+
+from mcp_channels import topics
+from mcp_channels.topics import Topic
+
+URIS = [
+    "note://1",
+    "https://example.com/a b?c=d#e",
+    "note://ü/\U0001f600",
+    "x" * 300,
+    "a" * 120 + "1",
+    "a" * 120 + "2",
+    "note://'\"%0A%0D",
+    "",
+    "\ud800",
+    "n:" + "é" * 2000,
+]
+
+
+@pytest.mark.parametrize("uri", URIS)
+def test_a_group_name_is_valid_for_every_layer(uri):
+    layer = BaseChannelLayer()
+    assert layer.require_valid_group_name(topics.resource(uri).group)
+    # Layers put a prefix before it.
+    assert len(topics.resource(uri).group) <= 70
+
+
+def test_the_lists_have_groups_of_their_own():
+    groups = {topic.group for topic in (topics.TOOLS, topics.PROMPTS, topics.RESOURCES, topics.resource("tools"))}
+    assert len(groups) == 4
+    assert all(re.fullmatch(r"[a-zA-Z\d\-_.]+", group) for group in groups)
+
+
+def test_random_uris_do_not_collide():
+    numbers = random.Random(1)
+    uris = {f"note://{numbers.random()}" for _ in range(100_000)}
+    assert len({topics.resource(uri).group for uri in uris}) == len(uris)
+
+
+def test_a_message_gives_back_its_topics():
+    changed = [topics.TOOLS, topics.resource("note://ü")]
+    assert list(topics.read_changed(topics.changed_message(changed))) == changed
+
+
+@pytest.mark.parametrize("entries", [None, 7, "tools", [None], [[]], [["tools"]], [["later", "x"]], [["tools", 7]]])
+def test_what_is_malformed_is_skipped(entries):
+    assert list(topics.read_changed({"type": topics.CHANGED, "topics": entries})) == []
+
+
+def test_batches_are_bounded_by_count_and_by_size():
+    many = [topics.resource(str(number)) for number in range(topics.BATCH_LIMIT + 1)]
+    assert [len(batch) for batch in topics.batches(many)] == [topics.BATCH_LIMIT, 1]
+    large = [topics.resource("x" * (topics.BATCH_BYTES // 2 + number)) for number in range(3)]
+    assert [len(batch) for batch in topics.batches(large)] == [1, 1, 1]
+    huge = [topics.resource("x" * topics.BATCH_BYTES * 2)]
+    assert list(topics.batches(huge)) == [huge]
+
+
+def test_topics_compare_byte_for_byte():
+    assert topics.resource("file:///a") != topics.resource("file:///a/b")
+    assert topics.resource("note://é") != topics.resource("note://e\u0301")
+    assert Topic("tools") == topics.TOOLS
