@@ -24,7 +24,7 @@ from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
 from mcp_channels.endpoint.flow import flow_of
 from mcp_channels.endpoint.request import ClientGoneError, ListenRequest, Refusal
-from mcp_channels.endpoint.shutdown import listen_for_signals
+from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import Upstream, replay
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
@@ -140,7 +140,7 @@ class MCPConsumer(AsyncConsumer):
         """
         if scope["type"] != "http":
             raise ValueError(f"MCPConsumer serves http, not {scope['type']}")
-        listen_for_signals()
+        watch_for_shutdown(send)
         exchange = _Exchange(self.endpoint, incoming.cleaned(scope), receive, send)
         try:
             await exchange.answer()

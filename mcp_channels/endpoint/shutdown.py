@@ -2,8 +2,9 @@
 Graceful ends when the server is told to stop.
 
 Daphne cancels its applications, and what a stream writes while it is cancelled is delivered. uvicorn and granian tell
-the application nothing, and wait for its streams; hypercorn waits some seconds before it cancels. For these, the
-handler of SIGTERM and SIGINT that the server installed is wrapped: mark the drain, then call the one that was there.
+the application nothing, and wait for its streams: there the handler of SIGTERM and SIGINT that the server installed is
+wrapped, to mark the drain and then call the one that was there. hypercorn's workers get no signal, and cancel after
+some seconds; but the object behind ``send`` knows of the event that they wait for.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import logging
 import signal
 import threading
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from mcp_channels.listen.hub import hubs
 
@@ -19,6 +21,7 @@ logger = logging.getLogger("mcp_channels.endpoint")
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _wrapped: dict[int, Any] = {}
+_workers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
 
 
 def drain() -> None:
@@ -30,10 +33,30 @@ def drain() -> None:
             loop.call_soon_threadsafe(hub.drain)
 
 
-def listen_for_signals() -> None:
+def watch_for_shutdown(send: Any) -> None:
     """
-    Wrap the server's signal handlers, once. Must be called while a request is served; does nothing off the main thread.
+    See to it that a shutdown of the server behind ``send`` drains this process. To be called for each request; the
+    first does the work.
     """
+    _watch_worker(send)
+    _listen_for_signals()
+
+
+def _watch_worker(send: Any) -> None:
+    loop = asyncio.get_running_loop()
+    terminated = getattr(getattr(getattr(send, "__self__", None), "context", None), "terminated", None)
+    if terminated is None or loop in _workers:
+        return
+
+    async def wait() -> None:
+        await terminated.wait()
+        drain()
+
+    _workers[loop] = loop.create_task(wait(), name="mcp_channels-shutdown")
+
+
+def _listen_for_signals() -> None:
+    # Handlers can be set in the main thread alone; granian's and uvicorn's loops run there.
     if threading.current_thread() is not threading.main_thread():
         return
     loop = asyncio.get_running_loop()

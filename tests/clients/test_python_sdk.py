@@ -33,13 +33,13 @@ ENDING_DEADLINE = 5.0
 LEGACY_VERSION = "2025-11-25"
 
 
-def started(project: Project, kind: str) -> tuple[Server, str]:
+def started(project: Project, kind: str, **token: object) -> tuple[Server, str]:
     """
-    A server of the project, and a token for it.
+    A server of the project, and a token for it; ``token`` is what ``Project.token`` takes.
     """
     # The other process starts at the same time.
     _ = project.worker
-    return project.serve(kind), project.token()
+    return project.serve(kind), project.token(**token)
 
 
 @asynccontextmanager
@@ -70,6 +70,18 @@ async def heard(subscription: Subscription, expected: ServerEvent) -> None:
             if event == expected:
                 return
     raise AssertionError(f"The subscription ended before {expected}")
+
+
+async def heard_and_read(client: Client, subscription: Subscription, uri: str, *, body: str) -> None:
+    """
+    Return once an event came, after which the note has this body; there is nothing else in the filter.
+    """
+    async with asyncio.timeout(DEADLINE):
+        async for event in subscription:
+            assert event == ResourceUpdated(uri=uri)
+            if (await content(client, uri))["body"] == body:
+                return
+    raise AssertionError(f"The subscription ended before the note was {body!r}")
 
 
 async def ending(subscription: Subscription) -> SubscriptionLost | None:
@@ -150,7 +162,7 @@ async def test_the_client_negotiates_the_modern_version_and_sees_what_is_served(
 
 @pytest.mark.parametrize("kind", SERVERS)
 async def test_tools_write_change_and_delete_a_note(project: Project, kind: str) -> None:
-    server, token = project.serve(kind), project.token(user="alice")
+    server, token = started(project, kind, user="alice")
     async with connected(server, token) as client:
         made = json.loads(await tool(client, "create_note", title="first", body="text"))
         assert (await content(client, made["uri"]))["title"] == "first"
@@ -181,15 +193,14 @@ async def test_a_save_in_another_process_is_heard_and_read_again(project: Projec
             assert subscription.honored == SubscriptionFilter(resource_subscriptions=[uri])
             for body in ("before.", "before.."):
                 project.save(pk)
-                async with asyncio.timeout(DEADLINE):
-                    assert await anext(subscription) == ResourceUpdated(uri=uri)
-                assert (await content(client, uri))["body"] == body
+                await heard_and_read(client, subscription, uri, body=body)
 
 
 @pytest.mark.parametrize("kind", SERVERS)
 async def test_changes_of_every_list_are_heard_and_listed_again(project: Project, kind: str) -> None:
     server, token = started(project, kind)
-    uri = f"note://{project.note()}"
+    pk = project.note()
+    uri = f"note://{pk}"
     async with (
         connected(server, token) as client,
         client.listen(
@@ -219,7 +230,7 @@ async def test_changes_of_every_list_are_heard_and_listed_again(project: Project
         await heard(subscription, ResourcesListChanged())
         assert made["uri"] in [item.uri for item in (await client.list_resources()).resources]
 
-        await tool(client, "update_note", id=int(uri.removeprefix("note://")), body="changed")
+        await tool(client, "update_note", id=pk, body="changed")
         await heard(subscription, ResourceUpdated(uri=uri))
         assert (await content(client, uri))["body"] == "changed"
 
@@ -268,9 +279,7 @@ async def test_a_restart_ends_the_subscription_and_the_client_listens_again(proj
             assert subscription.honored == SubscriptionFilter(resource_subscriptions=[uri])
             assert (await content(client, uri))["body"] == "before."
             project.save(pk)
-            async with asyncio.timeout(DEADLINE):
-                assert await anext(subscription) == ResourceUpdated(uri=uri)
-            assert (await content(client, uri))["body"] == "before.."
+            await heard_and_read(client, subscription, uri, body="before..")
 
 
 @pytest.mark.parametrize("kind", SERVERS)
