@@ -96,11 +96,12 @@ class Client:
     The client of one server.
     """
 
-    def __init__(self, port: int, *, uris: Sequence[str], token: str | None = None) -> None:
+    def __init__(self, port: int, *, uris: Sequence[str], tokens: Sequence[str] = ()) -> None:
         self.streams: list[Stream] = []
         self._port = port
         self._uris = uris
-        self._token = token
+        self._tokens = tokens
+        """The streams show these in turn; without any, they show none."""
         self._epoll = select.epoll()
         self._by_number: dict[int, Stream] = {}
         self._buffer = memoryview(bytearray(_RECEIVE_SIZE))
@@ -242,8 +243,8 @@ class Client:
         }
         if name is not None:
             headers |= {"Mcp-Name": name, "Connection": "close"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+        if self._tokens:
+            headers["Authorization"] = f"Bearer {self._tokens[id_ % len(self._tokens)]}"
         lines = [f"{key}: {value}" for key, value in headers.items()]
         return "\r\n".join(["POST /mcp HTTP/1.1", *lines, "", ""]).encode() + body
 

@@ -13,6 +13,7 @@ import argparse
 import gc
 import json
 import math
+import os
 import resource
 import statistics
 import sys
@@ -50,6 +51,9 @@ class Results:
     opens_per_second: list[float] = field(default_factory=list)
     kilobytes_per_stream: list[float] = field(default_factory=list)
     milliseconds_to_last: list[float] = field(default_factory=list)
+    cpu_milliseconds_per_open: list[float] = field(default_factory=list)
+    cpu_microseconds_per_delivery: list[float] = field(default_factory=list)
+    """The server process's own time, all threads: what is left to compare when the machine is busy with others."""
     client_busy: list[float] = field(default_factory=list)
     """The share of each round in which the client was at work; near 1, it is the client that was measured."""
 
@@ -63,6 +67,8 @@ class Results:
             "kilobytes_per_stream": statistics.median(self.kilobytes_per_stream),
             "p50_ms": percentile(self.milliseconds_to_last, 50),
             "p99_ms": percentile(self.milliseconds_to_last, 99),
+            "cpu_ms_per_open": statistics.median(self.cpu_milliseconds_per_open),
+            "cpu_us_per_delivery": statistics.median(self.cpu_microseconds_per_delivery),
         }
 
 
@@ -73,16 +79,25 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
+def cpu_seconds(server: Server) -> float:
+    """
+    CPU time that the server's process has used, of all its threads.
+    """
+    # The name in parentheses may hold spaces; utime and stime are the 14th and the 15th field (proc(5)).
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Contender:
     """
     One of the two servers: how to start it, and its client.
     """
 
-    def __init__(self, start: Callable[[], Server], *, uris: Sequence[str], token: str | None) -> None:
+    def __init__(self, start: Callable[[], Server], *, uris: Sequence[str], tokens: Sequence[str]) -> None:
         self.results = Results()
         self._start = start
         self._uris = uris
-        self._token = token
+        self._tokens = tokens
         self._server: Server | None = None
         self._client: Client | None = None
 
@@ -92,15 +107,17 @@ class Contender:
         """
         self.stop()
         self._server = server = self._start()
-        self._client = client = Client(server.port, uris=self._uris, token=self._token)
+        self._client = client = Client(server.port, uris=self._uris, tokens=self._tokens)
         client.open(WARM_UP, concurrency=options.concurrency, timeout=options.timeout)
         client.publish(self._uris[:1], timeout=options.timeout)
         client.close()
         # The server must have seen them leave.
         time.sleep(1)
         before = server.rss()
+        cpu = cpu_seconds(server)
         with _undisturbed():
             seconds = client.open(options.streams, concurrency=options.concurrency, timeout=options.timeout)
+        self.results.cpu_milliseconds_per_open.append((cpu_seconds(server) - cpu) * 1e3 / options.streams)
         self.results.opens_per_second.append(options.streams / seconds)
         self.results.kilobytes_per_stream.append((server.rss() - before) / 1024 / options.streams)
 
@@ -108,9 +125,12 @@ class Contender:
         """
         Publish each URI once.
         """
+        deliveries = options.streams * options.uris
+        cpu = cpu_seconds(self._server)
         with _undisturbed():
             seconds, busy = self._client.publish(self._uris, timeout=options.timeout)
-        self.results.deliveries_per_second.append(options.streams * options.uris / seconds)
+        self.results.cpu_microseconds_per_delivery.append((cpu_seconds(self._server) - cpu) * 1e6 / deliveries)
+        self.results.deliveries_per_second.append(deliveries / seconds)
         self.results.client_busy.append(busy)
 
     def single(self, number: int, options: argparse.Namespace) -> None:
@@ -166,13 +186,13 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
         both: dict[str, Contender] = {}
         try:
             uris = [f"note://{number}" for number in range(1, options.uris + 1)]
-            token = _seed(project, options.uris, room)
+            tokens = _seed(project, options.principals, options.uris, room)
 
             def start(application: str) -> Server:
                 return project.serve("uvicorn", application=f"benchmarks.{application}:application", arguments=UVICORN)
 
-            both["ours"] = Contender(lambda: start("ours"), uris=uris, token=token)
-            both["sdk"] = Contender(lambda: start("plain_sdk"), uris=uris, token=None)
+            both["ours"] = Contender(lambda: start("ours"), uris=uris, tokens=tokens)
+            both["sdk"] = Contender(lambda: start("plain_sdk"), uris=uris, tokens=())
             yield both
         finally:
             for contender in both.values():
@@ -182,17 +202,22 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
                 redis.stop()
 
 
-def _seed(project: Project, notes: int, max_streams: int) -> str:
-    token = project.token("benchmark")
-    project.worker.run(
+def _seed(project: Project, principals: int, notes: int, max_streams: int) -> list[str]:
+    tokens: Any = project.worker.run(
         """
-models.Principal.objects.filter(name="benchmark").update(max_streams=max_streams)
+result = []
+scopes = models.Scope.named(["notes:read", "notes:write"])
+for number in range(principals):
+    principal = models.Principal.objects.create(name=f"benchmark {number}", max_streams=max_streams)
+    principal.scopes.set(scopes)
+    result.append(models.AccessToken.objects.issue(principal)[1])
 Note.objects.bulk_create(Note(pk=pk, title=f"note {pk}", shared=True) for pk in range(1, notes + 1))
 """,
+        principals=principals,
         notes=notes,
         max_streams=max_streams,
     )
-    return token
+    return tokens
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Results]:
@@ -259,10 +284,12 @@ def show(results: dict[str, dict[str, float]], ratios: dict[str, float]) -> None
         "kilobytes_per_stream": "resident KB/stream, median",
         "p50_ms": "publish to last stream, p50 ms",
         "p99_ms": "publish to last stream, p99 ms",
+        "cpu_ms_per_open": "server's CPU ms/open, median",
+        "cpu_us_per_delivery": "server's CPU us/delivery, median",
     }
-    print(f"\n{'':32}{'ours':>12}{'SDK':>12}{'ours/SDK':>12}")
+    print(f"\n{'':34}{'ours':>12}{'SDK':>12}{'ours/SDK':>12}")
     for key, title in titles.items():
-        print(f"{title:32}{results['ours'][key]:>12,.1f}{results['sdk'][key]:>12,.1f}{ratios[key]:>12.2f}")
+        print(f"{title:34}{results['ours'][key]:>12,.1f}{results['sdk'][key]:>12,.1f}{ratios[key]:>12.2f}")
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -278,6 +305,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", type=int, default=64, help="streams that wait for their acknowledgment at once"
     )
+    parser.add_argument("--principals", type=int, default=1, help="principals, and tokens, that share our streams")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that opening, or one round, may take")
     parser.add_argument("--redis", action="store_true", help="ours over Redis instead of the in-memory layer")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -285,7 +313,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--check", action="store_true", help="fail unless ours beats the SDK by what the project promises"
     )
     options = parser.parse_args(arguments)
-    if min(options.streams, options.uris, options.rounds, options.opens, options.publishes, options.concurrency) < 1:
+    counts = ("streams", "uris", "rounds", "opens", "publishes", "concurrency", "principals")
+    if min(getattr(options, name) for name in counts) < 1:
         parser.error("numbers must be positive")
     if options.uris > 1000:
         parser.error("--uris must be at most 1000")

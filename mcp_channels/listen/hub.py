@@ -332,8 +332,9 @@ class Hub:
             self._tasks.append(self._loop.create_task(self._receive(channel), name="mcp_channels-hub-receive"))
             await self._add([topics.EVERY_HUB])
             self._connections = link.connections(self.layer)
-        if self._down or self._connections != link.connections(self.layer):
-            await self._recover()
+        recovering = self._down or self._connections != link.connections(self.layer)
+        if recovering:
+            await self._add(self._groups())
         batch, self._joining = self._joining, None
         if batch is not None:
             try:
@@ -342,6 +343,11 @@ class Hub:
                 self._postpone(batch)
                 raise
             self._joined(batch)
+        if recovering:
+            self._recovered()
+        elif batch is not None and batch.late:
+            for entry in batch.entries:
+                entry.mark()
         await self._leave()
         now = self._loop.time()
         expiry = link.group_expiry(self.layer)
@@ -355,8 +361,6 @@ class Hub:
     def _joined(self, batch: _Joining) -> None:
         for entry in batch.entries:
             entry.joining = None
-            if batch.late:
-                entry.mark()
         if not batch.done.done():
             batch.done.set_result(None)
 
@@ -421,8 +425,7 @@ class Hub:
         delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
         return delay
 
-    async def _recover(self) -> None:
-        await self._add(self._groups())
+    def _recovered(self) -> None:
         self._connections = link.connections(self.layer)
         self.mark_all()
         if self._down:

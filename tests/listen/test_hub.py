@@ -1,0 +1,344 @@
+"""
+A hub on a channel layer in memory, and on one that a test can break.
+"""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from channels.layers import InMemoryChannelLayer
+
+from mcp_channels import topics
+from mcp_channels.listen import hub as hub_module
+from mcp_channels.listen.filter import Filter
+from mcp_channels.listen.hub import Hub, HubFullError
+from mcp_channels.topics import TOOLS, resource
+from tests.listen.test_stream import Socket, make, settle
+
+
+class Layer(InMemoryChannelLayer):
+    """
+    Counts what the hub does, and fails when told to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added: list[str] = []
+        self.discarded: list[str] = []
+        self.new_channels = 0
+        self.broken = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _check(self) -> None:
+        await self.gate.wait()
+        if self.broken:
+            raise ConnectionError("down")
+
+    async def new_channel(self, prefix: str = "specific.") -> str:
+        await self._check()
+        self.new_channels += 1
+        return await super().new_channel(prefix)
+
+    async def group_add(self, group: str, channel: str) -> None:
+        await self._check()
+        self.added.append(group)
+        await super().group_add(group, channel)
+
+    async def group_discard(self, group: str, channel: str) -> None:
+        await self._check()
+        self.discarded.append(group)
+        await super().group_discard(group, channel)
+
+    async def group_send(self, group: str, message: dict) -> None:
+        await self._check()
+        await super().group_send(group, message)
+
+    async def send(self, channel: str, message: dict) -> None:
+        await self._check()
+        await super().send(channel, message)
+
+
+@asynccontextmanager
+async def running():
+    """
+    A hub and its layer; at the end no task of it is left.
+    """
+    before = asyncio.all_tasks()
+    layer = Layer()
+    hub = Hub.current(layer)
+    try:
+        yield hub, layer
+    finally:
+        layer.broken = False
+        layer.gate.set()
+        await hub.close()
+    assert asyncio.all_tasks() == before
+    assert not layer.channels
+    assert not layer.groups
+
+
+@asynccontextmanager
+async def attached(hub: Hub, *wanted, **limits):
+    """
+    A stream that is served and attached.
+    """
+    uris = tuple(topic.key for topic in wanted if topic.kind == "resource")
+    lists = frozenset(topic.kind for topic in wanted if topic.kind != "resource")
+    stream, socket = make(Filter(lists, uris), **limits), Socket()
+    await hub.attach(stream, wanted, max_streams=100)
+    task = asyncio.create_task(stream.serve(socket.write))
+    await settle()
+    try:
+        yield stream, socket
+    finally:
+        hub.detach(stream)
+        stream.end("client_closed")
+        socket.open.set()
+        await task
+
+
+def told(socket: Socket) -> list[str]:
+    return [message["params"].get("uri", message["method"]) for message in socket.messages[1:]]
+
+
+async def until(condition, timeout: float = 5) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def publish(layer: Layer, *changed) -> None:
+    for topic in changed:
+        await layer.group_send(topic.group, topics.changed_message([topic]))
+    await settle()
+
+
+async def test_a_message_reaches_the_streams_of_its_topic_alone():
+    async with running() as (hub, layer):
+        async with (
+            attached(hub, resource("a"), TOOLS) as (_, one),
+            attached(hub, resource("a")) as (_, two),
+            attached(hub, resource("b")) as (_, three),
+        ):
+            await publish(layer, resource("a"))
+            assert (told(one), told(two), told(three)) == (["a"], ["a"], [])
+
+
+async def test_many_streams_share_one_channel_and_one_membership():
+    async with running() as (hub, layer):
+        async with (
+            attached(hub, resource("a"), TOOLS),
+            attached(hub, resource("a"), TOOLS),
+            attached(hub, resource("a"), TOOLS),
+        ):
+            assert layer.new_channels == 1
+            assert sorted(layer.added) == sorted([topics.EVERY_HUB, resource("a").group, TOOLS.group])
+            assert len(hub._tasks) == 3
+
+
+async def test_equal_uris_are_kept_once():
+    async with running() as (hub, _):
+        async with attached(hub, resource("".join(["a", "b"]))) as (one, _):
+            async with attached(hub, resource("".join(["a", "b"]))) as (two, _):
+                assert one.topics[0].key is two.topics[0].key
+
+
+async def test_a_batch_reaches_streams_by_its_topics():
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a")) as (_, one), attached(hub, TOOLS) as (_, two):
+            message = topics.changed_message([resource("x"), resource("a"), TOOLS])
+            await layer.group_send(topics.EVERY_HUB, message)
+            await settle()
+            assert told(one) == ["a"]
+            assert told(two) == ["notifications/tools/list_changed"]
+
+
+async def test_a_colliding_group_delivers_nothing_foreign():
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a")) as (_, socket):
+            await layer.group_send(resource("a").group, topics.changed_message([resource("other")]))
+            await settle()
+            assert told(socket) == []
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "x"}, {}, {"type": topics.CHANGED}, {"type": topics.CHANGED, "topics": 7}]
+)
+async def test_a_strange_message_does_no_harm(message):
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS) as (_, socket):
+            await layer.group_send(TOOLS.group, message)
+            await publish(layer, TOOLS)
+            assert told(socket) == ["notifications/tools/list_changed"]
+
+
+async def test_one_stream_that_fails_and_one_that_hangs_keep_nobody_from_hearing():
+    async with running() as (hub, layer):
+        async with (
+            attached(hub, TOOLS) as (failing, broken),
+            attached(hub, TOOLS) as (_, stuck),
+            attached(hub, TOOLS) as (_, healthy),
+        ):
+            broken.error = RuntimeError("mine")
+            stuck.block()
+            await publish(layer, TOOLS)
+            assert told(healthy) == ["notifications/tools/list_changed"]
+            assert failing.reason == "client_closed"
+
+
+async def test_a_group_is_left_some_time_after_its_last_stream(monkeypatch):
+    monkeypatch.setattr(hub_module, "LINGER", 0.05)
+    monkeypatch.setattr(hub_module, "SWEEP_INTERVAL", 0.02)
+    async with running() as (hub, layer):
+        async with attached(hub, resource("b")):
+            async with attached(hub, resource("a")), attached(hub, resource("a")):
+                pass
+            await until(lambda: layer.discarded == [resource("a").group])
+            # And is joined again when somebody wants it.
+            async with attached(hub, resource("a")) as (_, socket):
+                await publish(layer, resource("a"))
+                assert told(socket) == ["a"]
+
+
+async def test_a_stream_that_comes_back_in_time_finds_its_group_still_joined():
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a")):
+            pass
+        async with attached(hub, resource("a")) as (_, socket):
+            assert layer.added.count(resource("a").group) == 1
+            await publish(layer, resource("a"))
+            assert told(socket) == ["a"]
+
+
+async def test_a_hub_without_streams_ends_by_itself(monkeypatch):
+    monkeypatch.setattr(hub_module, "LINGER", 0.05)
+    monkeypatch.setattr(hub_module, "SWEEP_INTERVAL", 0.02)
+    before = asyncio.all_tasks()
+    layer = Layer()
+    hub = Hub.current(layer)
+    async with attached(hub, TOOLS):
+        pass
+    await until(lambda: asyncio.all_tasks() == before)
+    assert Hub.current(layer) is not hub
+    assert not layer.groups
+    async with attached(Hub.current(layer), TOOLS) as (_, socket):
+        await publish(layer, TOOLS)
+        assert told(socket) == ["notifications/tools/list_changed"]
+    await Hub.current(layer).close()
+
+
+async def test_a_full_hub_takes_nobody():
+    async with running() as (hub, _):
+        async with attached(hub, TOOLS):
+            with pytest.raises(HubFullError):
+                await hub.attach(make(), [TOOLS], max_streams=1)
+            assert len(hub.streams) == 1
+
+
+async def test_a_draining_hub_ends_its_streams_and_takes_nobody():
+    async with running() as (hub, _):
+        async with attached(hub, TOOLS) as (stream, socket):
+            hub.drain()
+            await settle()
+            assert stream.reason == "shutdown"
+            assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+            with pytest.raises(HubFullError):
+                await hub.attach(make(), [TOOLS], max_streams=10)
+
+
+async def test_nothing_published_while_a_group_is_being_joined_is_lost():
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS):
+            stream = make(Filter(frozenset(), ("a",)))
+            layer.gate.clear()
+            attaching = asyncio.create_task(hub.attach(stream, [resource("a")], max_streams=10))
+            await settle()
+            assert not attaching.done()
+            layer.gate.set()
+            await attaching
+            await publish(layer, resource("a"))
+            assert list(stream._pending) == [resource("a")]
+            hub.detach(stream)
+
+
+async def test_streams_open_while_the_layer_is_down_and_hear_of_everything_when_it_is_back(monkeypatch, caplog):
+    monkeypatch.setattr(hub_module, "RETRY_DELAY", 0.02)
+    async with running() as (hub, layer):
+        layer.broken = True
+        async with asyncio.timeout(5):
+            async with attached(hub, resource("a")) as (_, socket), attached(hub, resource("b")) as (_, second):
+                await settle()
+                layer.broken = False
+                await until(lambda: told(socket) == ["a"] and told(second) == ["b"])
+                await publish(layer, resource("a"))
+                assert told(socket) == ["a", "a"]
+    assert caplog.text.count("The channel layer failed") == 1
+
+
+async def test_a_layer_that_never_answers_holds_no_stream_up(monkeypatch):
+    monkeypatch.setattr(hub_module, "JOIN_TIMEOUT", 0.05)
+    async with running() as (hub, layer):
+        layer.gate.clear()
+        async with asyncio.timeout(2):
+            async with attached(hub, resource("a")) as (_, socket):
+                layer.gate.set()
+                # Late, so it may have missed something.
+                await until(lambda: told(socket) == ["a"])
+
+
+async def test_a_layer_that_forgets_its_groups_is_reminded(monkeypatch):
+    async with running() as (hub, layer):
+        layer.group_expiry = 0.2
+        monkeypatch.setattr(hub_module, "PROBE_INTERVAL", 0.05)
+        async with attached(hub, TOOLS) as (_, socket):
+            layer.groups.clear()
+            hub._work.set()
+            await until(lambda: TOOLS.group in layer.groups)
+            await publish(layer, TOOLS)
+            assert "notifications/tools/list_changed" in told(socket)
+
+
+async def test_a_layer_that_brings_nothing_any_more_counts_as_down(monkeypatch, caplog):
+    """
+    Sends succeed and nothing arrives: only a message of one's own shows it.
+    """
+    monkeypatch.setattr(hub_module, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(hub_module, "OPERATION_TIMEOUT", 0.2)
+    monkeypatch.setattr(hub_module, "RETRY_DELAY", 0.02)
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS) as (_, socket):
+
+            async def swallow(channel, message):
+                pass
+
+            layer.send = swallow
+            await until(lambda: "The channel layer failed" in caplog.text)
+            del layer.send
+            await until(lambda: told(socket) == ["notifications/tools/list_changed"])
+
+
+async def test_each_event_loop_has_a_hub_of_its_own():
+    async with running() as (hub, layer):
+        assert Hub.current(layer) is hub
+
+        def elsewhere() -> bool:
+            async def main() -> bool:
+                other = Hub.current(layer)
+                await other.close()
+                return other is not hub
+
+            return asyncio.run(main())
+
+        assert await asyncio.to_thread(elsewhere)
+
+
+async def test_a_thousand_streams_cost_no_further_task():
+    async with running() as (hub, _):
+        before = len(asyncio.all_tasks())
+        streams = [make() for _ in range(1000)]
+        for stream in streams:
+            await hub.attach(stream, [TOOLS, resource("a")], max_streams=1000)
+        assert len(asyncio.all_tasks()) <= before + 3
+        for stream in streams:
+            hub.detach(stream)

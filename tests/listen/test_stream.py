@@ -1,0 +1,328 @@
+"""
+A stream against a recording socket, without HTTP and without a hub.
+"""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+
+from mcp_channels import signals
+from mcp_channels.listen import frames
+from mcp_channels.listen.filter import Filter
+from mcp_channels.listen.stream import FRAMES_AT_ONCE, Limits, Stream
+from mcp_channels.topics import TOOLS, resource
+
+INFO = frames.dumps({"name": "test", "version": ""})
+
+
+class Socket:
+    """
+    Records what is written; ``block`` makes writes wait.
+    """
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.written = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def write(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.writes.append(data)
+        self.written.set()
+        await self.open.wait()
+
+    def block(self) -> None:
+        self.open.clear()
+
+    @property
+    def frames(self) -> list[str]:
+        return [frame for frame in b"".join(self.writes).decode().split("\r\n\r\n") if frame]
+
+    @property
+    def messages(self) -> list[dict]:
+        return [json.loads(frame.split("data: ", 1)[1]) for frame in self.frames if not frame.startswith(":")]
+
+    @property
+    def methods(self) -> list[str]:
+        return [message.get("method", "result") for message in self.messages]
+
+
+def make(honoured: Filter | None = None, *, expires_in: float | None = None, **limits) -> Stream:
+    return Stream(
+        "id",
+        Filter(frozenset({"tools"})) if honoured is None else honoured,
+        endpoint="test",
+        server_info=INFO,
+        limits=Limits(**limits),
+        expires_in=expires_in,
+    )
+
+
+def mark(stream: Stream, *topics) -> None:
+    for topic in topics:
+        stream.mark(topic, frames.notification_head(topic))
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(stream: Stream, socket: Socket):
+    """
+    Serve a stream; at the end, check that it is over and left no task.
+    """
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(stream.serve(socket.write))
+    await settle()
+    try:
+        yield task
+    finally:
+        socket.open.set()
+        stream.end("client_closed")
+        await asyncio.wait([task], timeout=5)
+    assert task.done()
+    assert asyncio.all_tasks() == before
+
+
+async def test_the_acknowledgment_comes_before_what_was_pending():
+    stream, socket = make(), Socket()
+    mark(stream, TOOLS)
+    async with serving(stream, socket):
+        assert socket.methods == ["notifications/subscriptions/acknowledged", "notifications/tools/list_changed"]
+
+
+async def test_a_topic_that_changes_again_while_the_socket_is_blocked_is_told_once():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket):
+        socket.block()
+        mark(stream, resource("a"))
+        await settle()
+        for _ in range(1000):
+            mark(stream, resource("b"), resource("c"), resource("b"))
+        socket.open.set()
+        await settle()
+        uris = [message["params"].get("uri") for message in socket.messages[1:]]
+        assert uris == ["a", "b", "c"]
+        assert stream.delivered == 3
+
+
+async def test_a_change_during_the_write_of_its_notice_is_told_again():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket):
+        socket.block()
+        mark(stream, TOOLS)
+        await settle()
+        mark(stream, TOOLS)
+        socket.open.set()
+        await settle()
+        assert socket.methods[1:] == ["notifications/tools/list_changed"] * 2
+
+
+async def test_what_is_over_the_queue_is_dropped_alone():
+    stream, socket = make(max_queue=2), Socket()
+    dropped = []
+    signals.notification_dropped.connect(lambda sender, **kwargs: dropped.append(kwargs["kind"]), weak=False)
+    try:
+        async with serving(stream, socket):
+            socket.block()
+            mark(stream, resource("a"))
+            await settle()
+            mark(stream, resource("b"), resource("c"), resource("d"), resource("b"))
+            socket.open.set()
+            await settle()
+            assert [message["params"].get("uri") for message in socket.messages[1:]] == ["a", "b", "c"]
+        assert dropped == ["resource"]
+    finally:
+        signals.notification_dropped.receivers.clear()
+        signals.notification_dropped.sender_receivers_cache.clear()
+
+
+async def test_many_notices_are_written_in_bounded_pieces_and_in_order():
+    stream, socket = make(max_queue=10_000), Socket()
+    uris = [str(number) for number in range(FRAMES_AT_ONCE * 2 + 1)]
+    mark(stream, *map(resource, uris))
+    async with serving(stream, socket):
+        await settle()
+        assert [message["params"].get("uri") for message in socket.messages[1:]] == uris
+        assert len(socket.writes) == 1 + 3
+
+
+@pytest.mark.parametrize("reason", ["max_lifetime", "idle_timeout", "superseded", "shutdown", "server_error"])
+async def test_an_ended_stream_tells_what_is_pending_and_closes(reason):
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        mark(stream, TOOLS)
+        stream.end(reason)
+        stream.end("revoked")
+        await asyncio.wait_for(task, 5)
+        assert socket.methods[1:] == ["notifications/tools/list_changed", "notifications/cancelled", "result"]
+        assert socket.messages[-2]["params"]["reason"] == reason
+
+
+@pytest.mark.parametrize("reason", ["revoked", "token_expired"])
+async def test_what_may_no_longer_be_heard_is_not_told_at_the_end(reason):
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        mark(stream, TOOLS)
+        stream.end(reason)
+        await asyncio.wait_for(task, 5)
+        assert socket.methods[1:] == ["notifications/cancelled", "result"]
+
+
+async def test_nothing_is_told_after_the_end():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        stream.end("shutdown")
+        mark(stream, TOOLS)
+        await asyncio.wait_for(task, 5)
+        assert socket.methods[1:] == ["notifications/cancelled", "result"]
+
+
+async def test_a_client_that_left_is_told_nothing_more():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        mark(stream, TOOLS)
+        stream.end("client_closed")
+        await asyncio.wait_for(task, 5)
+        assert len(socket.writes) == 1
+
+
+async def test_a_cancelled_stream_says_that_the_server_stops():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        mark(stream, TOOLS)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+        assert socket.messages[-2]["params"]["reason"] == "shutdown"
+
+
+async def test_a_write_that_fails_ends_its_stream_quietly():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        socket.error = OSError("gone")
+        mark(stream, TOOLS)
+        await asyncio.wait_for(task, 5)
+        assert stream.reason == "client_closed"
+
+
+async def test_a_write_that_takes_too_long_is_given_up():
+    stream, socket = make(send_timeout=10), Socket()
+    async with serving(stream, socket) as task:
+        socket.block()
+        mark(stream, TOOLS)
+        await settle()
+        now = asyncio.get_running_loop().time()
+        assert now < stream.tick(now) <= now + 10
+        assert not task.done()
+        stream.tick(now + 11)
+        await asyncio.wait_for(task, 5)
+        assert stream.reason == "client_closed"
+
+
+async def test_a_stream_that_must_end_does_not_wait_for_its_socket_for_long():
+    stream, socket = make(send_timeout=3600), Socket()
+    async with serving(stream, socket) as task:
+        socket.block()
+        mark(stream, TOOLS)
+        await settle()
+        stream.end("superseded")
+        stream.tick(asyncio.get_running_loop().time() + 2)
+        await asyncio.wait_for(task, 5)
+        assert stream.reason == "superseded"
+
+
+async def test_keep_alives_are_due_after_silence_alone():
+    stream, socket = make(keep_alive=10), Socket()
+    async with serving(stream, socket):
+        now = asyncio.get_running_loop().time()
+        assert stream.tick(now) == pytest.approx(now + 10, abs=0.1)
+        await settle()
+        assert len(socket.writes) == 1
+        stream.tick(now + 11)
+        await settle()
+        assert socket.writes[1:] == [frames.KEEP_ALIVE]
+
+
+async def test_an_idle_stream_is_ended_when_a_keep_alive_is_due():
+    stream, socket = make(keep_alive=10, idle=5), Socket()
+    async with serving(stream, socket) as task:
+        now = asyncio.get_running_loop().time()
+        stream.tick(now + 6)
+        assert stream.reason is None
+        stream.tick(now + 11)
+        await asyncio.wait_for(task, 5)
+        assert socket.methods[1:] == ["notifications/cancelled", "result"]
+        assert frames.KEEP_ALIVE not in socket.writes
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"lifetime": 5}, "max_lifetime"), ({"expires_in": 5}, "token_expired")]
+)
+async def test_a_deadline_ends_the_stream(options, reason):
+    stream, socket = make(**options), Socket()
+    async with serving(stream, socket) as task:
+        now = asyncio.get_running_loop().time()
+        assert stream.tick(now) == pytest.approx(now + 5, abs=0.1)
+        stream.tick(now + 5.1)
+        await asyncio.wait_for(task, 5)
+        assert stream.reason == reason
+
+
+async def test_an_expired_credential_hears_nothing_even_before_the_sweep():
+    stream, socket = make(expires_in=0.0), Socket()
+    async with serving(stream, socket) as task:
+        mark(stream, TOOLS)
+        await asyncio.wait_for(task, 5)
+        assert socket.methods[1:] == ["notifications/cancelled", "result"]
+
+
+async def test_signals_tell_of_start_and_stop_without_uris():
+    seen = []
+
+    def started(sender, signal, **kwargs):
+        seen.append(kwargs)
+
+    signals.stream_started.connect(started)
+    signals.stream_stopped.connect(started)
+    stream, socket = make(Filter(frozenset({"tools"}), ("note://secret",))), Socket()
+    try:
+        async with serving(stream, socket) as task:
+            mark(stream, TOOLS)
+            stream.end("superseded")
+            await asyncio.wait_for(task, 5)
+    finally:
+        signals.stream_started.disconnect(started)
+        signals.stream_stopped.disconnect(started)
+    begun, ended = seen
+    kinds = ("toolsListChanged", "resourceSubscriptions")
+    assert begun == {"endpoint": "test", "kinds": kinds}
+    assert ended.pop("duration") >= 0
+    assert ended == {"endpoint": "test", "kinds": kinds, "reason": "superseded", "delivered": 1}
+    assert "secret" not in str(seen)
+
+
+async def test_a_receiver_that_raises_does_no_harm():
+    def receiver(sender, **kwargs):
+        raise RuntimeError("mine")
+
+    for signal in (signals.stream_started, signals.stream_stopped):
+        signal.connect(receiver)
+    stream, socket = make(), Socket()
+    try:
+        async with serving(stream, socket) as task:
+            mark(stream, TOOLS)
+            stream.end("shutdown")
+            await asyncio.wait_for(task, 5)
+            assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+    finally:
+        for signal in (signals.stream_started, signals.stream_stopped):
+            signal.disconnect(receiver)
