@@ -97,7 +97,7 @@ def publish(*changed: Topic, using: str | None = None, immediately: bool = False
         if not any(hook.savepoints <= savepoints and not hook.has_run for hook in known):
             hook = _Hook(topic, savepoints)
             known.append(hook)
-            transaction.on_commit(hook, using=connection.alias, robust=True)
+            transaction.on_commit(hook.run, using=connection.alias, robust=True)
 
 
 async def _apublish(topic: Topic, *, using: str | None, immediately: bool) -> None:
@@ -121,7 +121,7 @@ class _Hook:
         # Django's captureOnCommitCallbacks() runs a hook and leaves it in the list.
         self.has_run = False
 
-    def __call__(self) -> None:
+    def run(self) -> None:
         self.has_run = True
         publisher.publish((self.topic,))
 
@@ -137,7 +137,8 @@ def _hooks(connection: Any) -> dict[Topic, list[_Hook]]:
     if remembered is not None and remembered[0] is waiting:
         return remembered[1]
     hooks: dict[Topic, list[_Hook]] = {}
-    for _, hook, *_ in waiting:
+    for _, function, *_ in waiting:
+        hook = getattr(function, "__self__", None)
         if isinstance(hook, _Hook):
             hooks.setdefault(hook.topic, []).append(hook)
     setattr(connection, _ATTRIBUTE, (waiting, hooks))

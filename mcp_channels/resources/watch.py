@@ -17,6 +17,7 @@ from mcp_channels.resources.model import ModelResource
 
 _watched: dict[type[models.Model], list[ModelResource]] = {}
 _OLD = "_mcp_channels_old"
+_RAW = "_mcp_channels_raw"
 
 
 def watch(resource: ModelResource) -> None:
@@ -95,6 +96,8 @@ def _remember(sender: type[models.Model], instance: Any, **kwargs: Any) -> None:
 
 def _saved(sender: type[models.Model], instance: Any, created: bool, raw: bool, using: str, **kwargs: Any) -> None:
     if raw:
+        # A fixture's row; its many-to-many relations are set next, on this very instance, and are as raw.
+        setattr(instance, _RAW, True)
         return
     current = _topics(instance)
     old = instance.__dict__.pop(_OLD, [])
@@ -117,6 +120,8 @@ def _m2m_changed(
     using: str,
     **kwargs: Any,
 ) -> None:
+    if hasattr(instance, _RAW):
+        return
     if not reverse:
         if action in ("post_add", "post_remove", "post_clear"):
             publish(*_topics(instance), using=using)
