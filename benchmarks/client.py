@@ -86,8 +86,8 @@ class Stream:
         frames = [frame for frame in body.split(b"\r\n\r\n") if frame and not frame.startswith(b":")]
         messages = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
         for message in messages:
-            if message["params"]["_meta"][SUBSCRIPTION_ID] != self.id:
-                raise BenchmarkError(f"Stream {self.id} got a message of another: {message}")
+            if message.get("params", {}).get("_meta", {}).get(SUBSCRIPTION_ID) != self.id or "method" not in message:
+                raise BenchmarkError(f"Stream {self.id} got {message}")
         return messages
 
 
@@ -142,6 +142,7 @@ class Client:
         Raises:
             BenchmarkError: a notification is missing, or came twice, or the time is up.
         """
+        self.settle(0)  # keep-alive comments
         for stream in self.streams:
             stream.expect(len(uris))
         request = self._request("tools/call", {"name": "publish", "arguments": {"uris": list(uris)}}, name="publish")
@@ -158,7 +159,7 @@ class Client:
         self.settle()
         expected = Counter(uris)
         for stream in self.streams:
-            heard = Counter(message["params"]["uri"] for message in stream.messages())
+            heard = Counter(message["params"].get("uri") for message in stream.messages())
             if heard != expected:
                 raise BenchmarkError(
                     f"Stream {stream.id}: {(expected - heard).total()} notifications are lost,"

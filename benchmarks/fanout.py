@@ -29,8 +29,11 @@ from benchmarks.client import BenchmarkError, Client
 from tests.support.processes import Redis, Server
 from tests.support.project import Project
 
-WARM_UP: Final = 50
-"""Streams that are opened and closed before anything is measured, so that what is made once is there."""
+WARM_UP: Final = 8
+"""
+Streams that are opened and closed before anything is measured, so that what is made once is there. They are few: the
+memory that they give back is not asked for again, and so not counted.
+"""
 
 UVICORN: Final = ("--log-level", "warning", "--no-access-log")
 """Options of both servers."""
@@ -93,7 +96,8 @@ class Contender:
     One of the two servers: how to start it, and its client.
     """
 
-    def __init__(self, start: Callable[[], Server], *, uris: Sequence[str], tokens: Sequence[str]) -> None:
+    def __init__(self, name: str, start: Callable[[], Server], *, uris: Sequence[str], tokens: Sequence[str]) -> None:
+        self.name = name
         self.results = Results()
         self._start = start
         self._uris = uris
@@ -108,14 +112,15 @@ class Contender:
         self.stop()
         self._server = server = self._start()
         self._client = client = Client(server.port, uris=self._uris, tokens=self._tokens)
-        client.open(WARM_UP, concurrency=options.concurrency, timeout=options.timeout)
-        client.publish(self._uris[:1], timeout=options.timeout)
+        with self._measuring():
+            client.open(WARM_UP, concurrency=options.concurrency, timeout=options.timeout)
+            client.publish(self._uris[:1], timeout=options.timeout)
         client.close()
         # The server must have seen them leave.
         time.sleep(1)
         before = server.rss()
         cpu = cpu_seconds(server)
-        with _undisturbed():
+        with self._measuring():
             seconds = client.open(options.streams, concurrency=options.concurrency, timeout=options.timeout)
         self.results.cpu_milliseconds_per_open.append((cpu_seconds(server) - cpu) * 1e3 / options.streams)
         self.results.opens_per_second.append(options.streams / seconds)
@@ -127,7 +132,7 @@ class Contender:
         """
         deliveries = options.streams * options.uris
         cpu = cpu_seconds(self._server)
-        with _undisturbed():
+        with self._measuring():
             seconds, busy = self._client.publish(self._uris, timeout=options.timeout)
         self.results.cpu_microseconds_per_delivery.append((cpu_seconds(self._server) - cpu) * 1e6 / deliveries)
         self.results.deliveries_per_second.append(deliveries / seconds)
@@ -137,7 +142,7 @@ class Contender:
         """
         Publish one URI.
         """
-        with _undisturbed():
+        with self._measuring():
             seconds, _ = self._client.publish([self._uris[number % len(self._uris)]], timeout=options.timeout)
         self.results.milliseconds_to_last.append(seconds * 1000)
 
@@ -152,16 +157,17 @@ class Contender:
             self._server.stop()
             self._server = None
 
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    # The client's own collections would be counted as the servers' time.
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        # The client's own garbage collections would be counted as the server's time.
+        gc.collect()
+        gc.disable()
+        try:
+            yield
+        except BenchmarkError as error:
+            raise BenchmarkError(f"{self.name}: {error}") from error
+        finally:
+            gc.enable()
 
 
 @contextmanager
@@ -191,8 +197,8 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
             def start(application: str) -> Server:
                 return project.serve("uvicorn", application=f"benchmarks.{application}:application", arguments=UVICORN)
 
-            both["ours"] = Contender(lambda: start("ours"), uris=uris, tokens=tokens)
-            both["sdk"] = Contender(lambda: start("plain_sdk"), uris=uris, tokens=())
+            both["ours"] = Contender("ours", lambda: start("ours"), uris=uris, tokens=tokens)
+            both["sdk"] = Contender("sdk", lambda: start("plain_sdk"), uris=uris, tokens=())
             yield both
         finally:
             for contender in both.values():

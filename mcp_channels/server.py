@@ -4,6 +4,7 @@ The SDK's server, plus models as resources, scopes, and changes that reach liste
 
 import base64
 import binascii
+import inspect
 import json
 from collections.abc import Callable, Collection
 from typing import Any, Final, TypeVar
@@ -117,9 +118,8 @@ class MCPServer(SDKServer[Any]):
         decorate = super().tool(*args, **kwargs)
 
         def decorate_scoped(function: _CallableT) -> _CallableT:
-            decorated = decorate(function)
             self._set_scope("tool", kwargs.get("name") or (args[0] if args else function.__name__), scope)
-            return decorated
+            return decorate(function)
 
         return decorate_scoped
 
@@ -139,8 +139,11 @@ class MCPServer(SDKServer[Any]):
 
     def add_tool(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """
-        As the SDK's; once the server is served, listening clients are told that the tools changed.
+        As the SDK's; once the server is served, listening clients are told that the tools changed. A description that
+        is taken from the docstring loses its indentation.
         """
+        if kwargs.get("description") is None and len(args) < 3:
+            kwargs["description"] = inspect.getdoc(fn)
         super().add_tool(fn, *args, **kwargs)
         self._changed(topics.TOOLS)
 
@@ -155,6 +158,8 @@ class MCPServer(SDKServer[Any]):
         """
         As the SDK's; once the server is served, listening clients are told that the prompts changed.
         """
+        if prompt.description is not None:
+            prompt.description = inspect.cleandoc(prompt.description)
         super().add_prompt(prompt)
         self._changed(topics.PROMPTS)
 

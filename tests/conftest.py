@@ -2,6 +2,7 @@
 Fixtures: real services and the example project, each started on free ports and stopped again.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def served(
     """
     A server that many tests share, once on Daphne and once on uvicorn.
     """
-    config = '{"prefix": "served-%s"}' % request.param
+    config = json.dumps({"prefix": f"served-{request.param}"})
     project = Project(
         tmp_path_factory.mktemp(f"served-{request.param}"),
         template=migrated,

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db.models import Q
 from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
 
 from example_project.notes.models import Note
 from example_project.notes.serializers import NoteSerializer
@@ -53,7 +54,7 @@ async def _own(context: Context, pk: int) -> Note:
     principal = caller(context).principal
     note = await NoteResource(Note).get_queryset(principal).filter(pk=pk).afirst()
     if note is None:
-        raise ValueError(f"There is no note {pk}.")
+        raise ToolError(f"There is no note {pk}.")
     return note
 
 

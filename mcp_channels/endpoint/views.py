@@ -60,7 +60,8 @@ class MCPView(View):
             )
         assert self.server is not None  # _endpoint has made sure
         status, headers, body = async_to_sync(serve_once)(self.server, _scope(request), request.body, call)
-        return HttpResponse(body, status=status, headers=headers)
+        content_type = headers.pop("content-type", "text/plain")
+        return HttpResponse(body, status=status, content_type=content_type, headers=headers)
 
     def _endpoint(self) -> Endpoint:
         return Endpoint(

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.spec_requirements import requirement
-from tests.support.http import SUBSCRIPTION_ID, Ended, listen, listening, request, listen_body, listen_headers
+from tests.support.http import SUBSCRIPTION_ID, listen, listening
 from tests.support.processes import SERVERS
 
 

@@ -3,6 +3,7 @@ The same on every channel layer, and across processes.
 """
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from urllib.parse import quote
 
@@ -27,7 +28,7 @@ def layered(request, make_project, redis):
     """
     env = dict(LAYERS[request.param])
     if env:
-        env |= {"REDIS_URL": redis.url, "CHANNEL_LAYER_CONFIG": '{"prefix": "layers-%s"}' % request.param}
+        env |= {"REDIS_URL": redis.url, "CHANNEL_LAYER_CONFIG": json.dumps({"prefix": f"layers-{request.param}"})}
     return make_project(**env)
 
 
@@ -90,7 +91,7 @@ async def test_many_streams_join_and_leave_and_join_again(layered):
 
 @pytest.mark.parametrize("layer", ["pubsub", "core"])
 async def test_a_save_reaches_streams_of_every_process(make_project, redis, layer):
-    config = '{"prefix": "processes-%s"}' % layer
+    config = json.dumps({"prefix": f"processes-{layer}"})
     project = make_project(REDIS_URL=redis.url, CHANNEL_LAYER_CONFIG=config, **LAYERS[layer])
     servers = [project.serve("uvicorn"), project.serve("daphne")]
     token, pk = project.token(), project.note()
@@ -109,7 +110,7 @@ async def test_a_save_reaches_streams_of_every_process(make_project, redis, laye
 
 @pytest.mark.parametrize("layer", ["pubsub", "core"])
 async def test_a_transaction_of_many_saves_is_one_notice_for_each_topic(make_project, redis, layer):
-    config = '{"prefix": "transaction-%s"}' % layer
+    config = json.dumps({"prefix": f"transaction-{layer}"})
     project = make_project(REDIS_URL=redis.url, CHANNEL_LAYER_CONFIG=config, **LAYERS[layer])
     server = project.serve("uvicorn")
     token = project.token()

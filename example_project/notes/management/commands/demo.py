@@ -21,7 +21,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from example_project.notes.models import Note
-from mcp_channels.client import Acknowledged, Listener, Notification
+from mcp_channels.client import Acknowledged, Closed, Listener, Notification
 from mcp_channels.models import AccessToken, Principal, Scope
 
 ONCE = 5
@@ -59,7 +59,10 @@ class Command(BaseCommand):
         note, token = self._fill()
         with contextlib.suppress(KeyboardInterrupt), _daphne(port):
             self._say(port, note)
-            asyncio.run(self._run(f"http://127.0.0.1:{port}/mcp", token, note, once=options["once"]))
+            try:
+                asyncio.run(self._run(f"http://127.0.0.1:{port}/mcp", token, note, once=options["once"]))
+            except* CommandError as group:
+                raise CommandError(str(group.exceptions[0])) from None
 
     def _fill(self) -> tuple[Note, str]:
         call_command("migrate", verbosity=0)
@@ -76,28 +79,35 @@ class Command(BaseCommand):
         self.stdout.flush()
 
     async def _run(self, url: str, token: str, note: Note, *, once: bool) -> None:
+        async with asyncio.TaskGroup() as group:
+            acknowledged = asyncio.Event()
+            editing = group.create_task(_edit(url, token, note.pk, after=acknowledged))
+            await self._listen(url, token, note, acknowledged, once=once)
+            editing.cancel()
+
+    async def _listen(self, url: str, token: str, note: Note, acknowledged: asyncio.Event, *, once: bool) -> None:
         listener = Listener(url, token=token, resources=True, resource_subscriptions=[f"note://{note.pk}"])
-        editing: asyncio.Task[None] | None = None
         seen = 0
-        try:
-            async with aclosing(listener.events()) as events:
-                async for event in events:
-                    if isinstance(event, Acknowledged):
-                        self.stdout.write(f"listening     {dict(event.honoured)}")
-                        editing = asyncio.create_task(_edit(url, token, note.pk))
-                    elif isinstance(event, Notification):
+        async with aclosing(listener.events()) as events:
+            async for event in events:
+                match event:
+                    case Acknowledged(honoured):
+                        acknowledged.set()
+                        self.stdout.write(f"listening     {dict(honoured)}")
+                    case Notification(method, params):
                         seen += 1
-                        self.stdout.write(f"heard         {event.method} {event.params.get('uri', '')}".rstrip())
-                    self.stdout.flush()
-                    if once and seen >= ONCE:
-                        return
-        finally:
-            if editing is not None:
-                editing.cancel()
-                await asyncio.wait([editing])
+                        self.stdout.write(f"heard         {method} {params.get('uri', '')}".rstrip())
+                    case Closed(reason) if not acknowledged.is_set():
+                        raise CommandError(f"The endpoint could not be listened at: {reason}")
+                    case _:
+                        self.stdout.write(str(event))
+                self.stdout.flush()
+                if once and seen >= ONCE:
+                    return
 
 
-async def _edit(url: str, token: str, pk: int) -> None:
+async def _edit(url: str, token: str, pk: int, *, after: asyncio.Event) -> None:
+    await after.wait()
     # The layer is in memory, so the note must be saved in the server's process: by a tool, as an assistant would.
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,

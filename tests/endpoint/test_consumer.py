@@ -1,0 +1,187 @@
+"""
+The consumer as an ASGI application, driven by hand: what servers and middleware do to it.
+"""
+
+import asyncio
+import json
+
+import pytest
+from channels.layers import get_channel_layer
+from channels.routing import URLRouter
+from django.urls import path
+
+from mcp_channels import MCPConsumer, MCPServer
+from mcp_channels.listen.hub import Hub
+from tests.support.http import listen_body, listen_headers
+
+server = MCPServer("driven")
+
+
+@server.resource("thing:{+name}")
+async def thing(name: str) -> str:
+    return name
+
+
+@pytest.fixture
+def application():
+    return URLRouter([path("mcp", MCPConsumer.as_asgi(server=server, allow_anonymous=True))])
+
+
+@pytest.fixture(autouse=True)
+async def no_hub_is_left():
+    yield
+    await Hub.current(get_channel_layer()).close()
+
+
+def scope(**changes):
+    headers = {**listen_headers(), "Host": "127.0.0.1"}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/mcp",
+        "raw_path": b"/mcp",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        **changes,
+    }
+
+
+class Connection:
+    """
+    One request: what the application receives, and what it sent.
+    """
+
+    def __init__(self, application, *messages, **changes) -> None:
+        self.incoming: asyncio.Queue = asyncio.Queue()
+        for message in messages:
+            self.incoming.put_nowait(message)
+        self.sent: asyncio.Queue = asyncio.Queue()
+        self.all: list[dict] = []
+        self.task = asyncio.create_task(application(scope(**changes), self.incoming.get, self._send))
+
+    async def _send(self, message) -> None:
+        self.all.append(message)
+        self.sent.put_nowait(message)
+
+    async def next(self) -> dict:
+        async with asyncio.timeout(5):
+            return await self.sent.get()
+
+    async def message(self) -> dict:
+        body = (await self.next())["body"]
+        return json.loads(body.decode().split("data: ", 1)[1].split("\r\n")[0])
+
+    async def leave(self) -> None:
+        self.incoming.put_nowait({"type": "http.disconnect"})
+        async with asyncio.timeout(5):
+            await self.task
+
+
+def body(notifications=None, **options):
+    data = listen_body({"toolsListChanged": True} if notifications is None else notifications, **options)
+    return {"type": "http.request", "body": data, "more_body": False}
+
+
+async def opened(connection: Connection) -> dict:
+    start = await connection.next()
+    assert start["status"] == 200
+    return await connection.message()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_stream_opens_hears_and_ends_with_its_client(application):
+    before = asyncio.all_tasks()
+    connection = Connection(application, body())
+    assert (await opened(connection))["method"] == "notifications/subscriptions/acknowledged"
+    server.add_tool(lambda: 1, name="late")
+    assert (await connection.message())["method"] == "notifications/tools/list_changed"
+    server.remove_tool("late")
+    await connection.message()
+    await connection.leave()
+    assert connection.all[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    await Hub.current(get_channel_layer()).close()
+    await asyncio.sleep(0)
+    assert {task for task in asyncio.all_tasks() - before if "upstream" not in task.get_name()} == set()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_an_invented_disconnect_ends_cleanly(application, caplog):
+    connection = Connection(application, body(), {"type": "http.disconnect"})
+    async with asyncio.timeout(5):
+        await connection.task
+    assert connection.all[-1]["more_body"] is False
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_client_that_leaves_before_its_body_is_whole_gets_nothing(application):
+    part = {"type": "http.request", "body": b"{", "more_body": True}
+    connection = Connection(application, part, {"type": "http.disconnect"})
+    async with asyncio.timeout(5):
+        await connection.task
+    assert connection.all == []
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_cancelled_application_says_that_it_stops_and_ends_its_body(application):
+    connection = Connection(application, body())
+    await opened(connection)
+    connection.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connection.task
+    data = b"".join(message.get("body", b"") for message in connection.all)
+    assert b'"reason":"shutdown"' in data
+    assert connection.all[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_without_a_layer_a_listen_is_refused_clearly(application, settings):
+    settings.MCP_CHANNELS = {"CHANNEL_LAYER": "missing"}
+    connection = Connection(application, body())
+    start, end = await connection.next(), await connection.next()
+    assert start["status"] == 503
+    assert "No channel layer 'missing'" in json.loads(end["body"])["error"]["message"]
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_an_error_of_ours_is_logged_and_not_shown(application, monkeypatch, caplog):
+    async def broken(*args, **kwargs):
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr(server, "readable", broken)
+    connection = Connection(application, body({"resourceSubscriptions": ["thing:a"]}))
+    start, end = await connection.next(), await connection.next()
+    assert start["status"] == 500
+    assert json.loads(end["body"])["error"] == {"code": -32603, "message": "Internal error"}
+    assert "a secret" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_an_allowed_origin_gets_cors_headers(application, settings):
+    settings.MCP_CHANNELS = {"ALLOWED_ORIGINS": ["https://app.example.com"]}
+    headers = [*scope()["headers"], (b"origin", b"https://app.example.com")]
+    preflight = Connection(application, method="OPTIONS", headers=headers)
+    start = await preflight.next()
+    assert start["status"] == 204
+    assert (b"access-control-allow-origin", b"https://app.example.com") in start["headers"]
+    connection = Connection(application, body(), headers=headers)
+    start = await connection.next()
+    assert (b"access-control-allow-origin", b"https://app.example.com") in start["headers"]
+    await connection.leave()
+    other = Connection(application, body(), headers=[*scope()["headers"], (b"origin", b"https://app.example.com.evil")])
+    assert (await other.next())["status"] == 403
+
+
+async def test_only_http_is_served(application):
+    with pytest.raises(ValueError, match="websocket"):
+        await MCPConsumer.as_asgi(server=server)({"type": "websocket"}, None, None)
+
+
+def test_a_server_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match="MCPServer"):
+        MCPConsumer.as_asgi(server=object())
