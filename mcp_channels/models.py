@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.conf import settings as django_settings
 from django.core.validators import MinValueValidator
@@ -113,6 +113,23 @@ class TokenManager(models.Manager["AccessToken"]):
             token.scopes.set(Scope.named(scopes))
         return token, value
 
+    def find(self, values: Iterable[str]) -> "dict[str, AccessToken]":
+        """
+        The tokens with these values, good or not, by value: with their principals, their users, and ``granted``. Asks
+        two queries, and a third where a token is narrowed, whatever the number.
+        """
+        wanted = {digest(value): value for value in values}
+        tokens = list(self.select_related("principal__user").filter(digest__in=wanted.keys()).order_by())
+        of_principals = _names(Principal.scopes.through, "principal", {token.principal_id for token in tokens})
+        of_tokens = _names(
+            AccessToken.scopes.through, "accesstoken", {token.pk for token in tokens if token.is_narrowed}
+        )
+        for token in tokens:
+            token.granted = frozenset(of_principals.get(token.principal_id, ()))
+            if token.is_narrowed:
+                token.granted &= of_tokens.get(token.pk, set())
+        return {wanted[token.digest]: token for token in tokens}
+
 
 class AccessToken(models.Model):
     """
@@ -141,6 +158,9 @@ class AccessToken(models.Model):
 
     objects = TokenManager()
 
+    granted: frozenset[str] | None = None
+    """The names of the scopes that the token grants; None where the row wasn't loaded by ``objects.find()``."""
+
     class Meta:
         verbose_name = _("token")
         verbose_name_plural = _("tokens")
@@ -154,6 +174,18 @@ class AccessToken(models.Model):
         Whether the token may be used at ``now``. The state of its principal is not looked at.
         """
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+def _names(through: Any, owner: str, keys: set[Any]) -> dict[Any, set[str]]:
+    """
+    The names of the scopes of each owner.
+    """
+    names: dict[Any, set[str]] = {}
+    if keys:
+        rows = through.objects.filter(**{f"{owner}__in": keys}).values_list(f"{owner}_id", "scope__name")
+        for key, name in rows:
+            names.setdefault(key, set()).add(name)
+    return names
 
 
 def digest(value: str) -> str:

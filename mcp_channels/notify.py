@@ -90,7 +90,8 @@ def publish(*changed: Topic, using: str | None = None, immediately: bool = False
         publisher.publish(changed)
         return
     hooks = _hooks(connection)
-    savepoints = frozenset(connection.savepoint_ids)
+    # A block that makes no savepoint has None for one; it can't be rolled back by itself.
+    savepoints = frozenset(sid for sid in connection.savepoint_ids if sid is not None)
     for topic in changed:
         known = hooks.setdefault(topic, [])
         # A hook that survives whatever rollback this one would survive makes this one superfluous.
@@ -115,7 +116,7 @@ class _Hook:
 
     __slots__ = ("has_run", "savepoints", "topic")
 
-    def __init__(self, topic: Topic, savepoints: frozenset[str | None]) -> None:
+    def __init__(self, topic: Topic, savepoints: frozenset[str]) -> None:
         self.topic = topic
         self.savepoints = savepoints
         # Django's captureOnCommitCallbacks() runs a hook and leaves it in the list.

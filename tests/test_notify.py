@@ -115,6 +115,16 @@ def test_what_an_inner_savepoint_said_survives_with_it(left):
     assert left == [topics.TOOLS]
 
 
+def test_a_block_without_a_savepoint_is_no_transaction_of_its_own(left):
+    with transaction.atomic():
+        with transaction.atomic(savepoint=False):
+            notify.notify_tools_changed()
+        notify.notify_tools_changed()
+        with transaction.atomic(savepoint=False):
+            notify.notify_tools_changed()
+    assert left == [topics.TOOLS]
+
+
 def test_a_transaction_of_one_database_does_not_hold_back_another(left):
     with transaction.atomic("other"):
         notify.notify_tools_changed(using="other")

@@ -2,17 +2,19 @@
 Bearer tokens (RFC 6750) as a Django REST framework authentication class, for the endpoint and for any other view.
 """
 
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q
+from django.http import HttpRequest
 from django.utils import timezone
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from mcp_channels.models import AccessToken, digest
+from mcp_channels.models import AccessToken
 
 REALM: Final = "mcp"
 
@@ -29,21 +31,37 @@ class BearerTokenAuthentication(BaseAuthentication):
     principal or user is not active, is refused in the same words.
     """
 
+    @classmethod
+    def prefetch(cls, requests: Collection[HttpRequest]) -> None:
+        """
+        Look up the tokens of many requests in one go; ``authenticate`` finds them there. Blocks.
+        """
+        wanted = {request: value for request in requests if (value := _bearer(request))}
+        if not wanted:
+            return
+        found = AccessToken.objects.find(wanted.values())
+        now = timezone.now()
+        _touch([token for token in found.values() if token.is_good(now)])
+        for request, value in wanted.items():
+            setattr(request, _FOUND, found.get(value))
+
     def authenticate(self, request: Request) -> tuple[Any, AccessToken] | None:
         """
         See the class.
         """
-        scheme, _, value = get_authorization_header(request).partition(b" ")
-        if scheme.lower() != b"bearer":
+        value = _bearer(request)
+        if value is None:
             return None
-        now = timezone.now()
-        token = self._find(value.strip())
-        if token is None or not token.is_good(now):
+        # DRF's request stands before Django's.
+        asked: Any = getattr(request, "_request", request)
+        if not hasattr(asked, _FOUND):
+            self.prefetch([asked])
+        token: AccessToken | None = getattr(asked, _FOUND, None)
+        if token is None or not token.is_good(timezone.now()):
             raise _rejected()
         principal = token.principal
         if not principal.is_active or (principal.user is not None and not principal.user.is_active):
             raise _rejected()
-        _touch(token)
         return principal.user or AnonymousUser(), token
 
     def authenticate_header(self, request: Request) -> str:
@@ -52,21 +70,27 @@ class BearerTokenAuthentication(BaseAuthentication):
         """
         return f'Bearer realm="{REALM}"'
 
-    def _find(self, value: bytes) -> AccessToken | None:
-        try:
-            text = value.decode("ascii")
-        except UnicodeDecodeError:
-            return None
-        return AccessToken.objects.select_related("principal__user").filter(digest=digest(text)).first()
+
+_FOUND = "_mcp_channels_token"
+
+
+def _bearer(request: Any) -> str | None:
+    """
+    The token that a request shows, or None if it shows none. Any text: one that can't be a token isn't found.
+    """
+    scheme, _, value = get_authorization_header(request).partition(b" ")
+    return value.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
 
 
 def _rejected() -> AuthenticationFailed:
     return AuthenticationFailed("The token is not valid.")
 
 
-def _touch(token: AccessToken) -> None:
+def _touch(tokens: Iterable[AccessToken]) -> None:
     now = timezone.now()
-    if token.last_used_at is not None and now - token.last_used_at < LAST_USED_RESOLUTION:
-        return
-    unused = Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USED_RESOLUTION)
-    AccessToken.objects.filter(unused, pk=token.pk).update(last_used_at=now)
+    stale = [
+        token.pk for token in tokens if token.last_used_at is None or now - token.last_used_at >= LAST_USED_RESOLUTION
+    ]
+    if stale:
+        unused = Q(last_used_at=None) | Q(last_used_at__lte=now - LAST_USED_RESOLUTION)
+        AccessToken.objects.filter(unused, pk__in=stale).update(last_used_at=now)

@@ -3,20 +3,19 @@ From a request's credentials to its caller: the principal, and what it may do wi
 """
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 
-from mcp_channels.models import AccessToken, Principal, Scope
+from mcp_channels.models import AccessToken, Principal
 
 
 class NotAuthenticatedError(Exception):
@@ -75,7 +74,7 @@ def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymou
         NotAuthenticatedError: the answer is 401.
         NotPermittedError: the answer is 403.
     """
-    authenticators = [_authenticator(item) for item in classes]
+    authenticators = [_load(item)() for item in classes]
     drf_request = Request(request, authenticators=authenticators)
     try:
         user, auth = drf_request.user, drf_request.auth
@@ -85,7 +84,8 @@ def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymou
         raise NotPermittedError(str(error.detail)) from None
     request.user = user
     if isinstance(auth, AccessToken):
-        return Caller(auth.principal, _scopes(auth.principal, auth), auth.expires_at, request)
+        granted = frozenset[str]() if auth.granted is None else auth.granted
+        return Caller(auth.principal, granted, auth.expires_at, request)
     if user is not None and user.is_authenticated:
         principal = _principal_of(user)
         if not principal.is_active:
@@ -98,6 +98,17 @@ def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymou
     raise NotAuthenticatedError(
         "Authentication credentials were not provided.", challenge=_challenge(authenticators, drf_request)
     )
+
+
+def prefetch(requests: Collection[HttpRequest], classes: Sequence[Any]) -> None:
+    """
+    Let those of ``classes`` that can (by a class method of this name) look up the credentials of many requests at
+    once. Blocks.
+    """
+    for item in classes:
+        look_up = getattr(_load(item), "prefetch", None)
+        if look_up is not None:
+            look_up(requests)
 
 
 def anonymous_name(address: str) -> str:
@@ -115,9 +126,9 @@ def anonymous_name(address: str) -> str:
     return f"anonymous:{ip}"
 
 
-def _authenticator(item: Any) -> BaseAuthentication:
-    authenticator: BaseAuthentication = (import_string(item) if isinstance(item, str) else item)()
-    return authenticator
+def _load(item: Any) -> type[BaseAuthentication]:
+    loaded: type[BaseAuthentication] = import_string(item) if isinstance(item, str) else item
+    return loaded
 
 
 def _challenge(authenticators: Sequence[BaseAuthentication], request: Request) -> str:
@@ -127,12 +138,8 @@ def _challenge(authenticators: Sequence[BaseAuthentication], request: Request) -
     return (bearer or offered or ["Bearer"])[0]
 
 
-def _scopes(principal: Principal, token: AccessToken | None = None) -> frozenset[str]:
-    scopes = Scope.objects.filter(principals=principal)
-    if token is not None and token.is_narrowed:
-        through = AccessToken.scopes.through
-        scopes = scopes.filter(Exists(through.objects.filter(accesstoken=token, scope=OuterRef("pk"))))
-    return frozenset(scopes.order_by().values_list("name", flat=True))
+def _scopes(principal: Principal) -> frozenset[str]:
+    return frozenset(principal.scopes.order_by().values_list("name", flat=True))
 
 
 def _principal_of(user: Any) -> Principal:

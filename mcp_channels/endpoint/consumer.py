@@ -13,25 +13,20 @@ from typing import Any, Final
 import mcp_types as types
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from channels.consumer import AsyncConsumer
-from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 
-from mcp_channels import sdk
-from mcp_channels.auth.principals import Caller, NotAuthenticatedError, NotPermittedError, authenticate
 from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
+from mcp_channels.endpoint.endpoint import Endpoint
 from mcp_channels.endpoint.flow import flow_of
-from mcp_channels.endpoint.request import ClientGoneError, ListenRequest, Refusal
+from mcp_channels.endpoint.request import ClientGoneError, Refusal
 from mcp_channels.endpoint.shutdown import watch_for_shutdown
-from mcp_channels.endpoint.upstream import Upstream, replay
-from mcp_channels.listen import frames
-from mcp_channels.listen.filter import Filter
+from mcp_channels.endpoint.upstream import replay
 from mcp_channels.listen.hub import Hub, HubFullError
 from mcp_channels.listen.stream import Limits, Stream
-from mcp_channels.resources import authorize
-from mcp_channels.server import Call, MCPServer
+from mcp_channels.server import Call
 
 STREAM_HEADERS: Final = (
     (b"content-type", b"text/event-stream"),
@@ -47,62 +42,6 @@ LAST_WORD_TIMEOUT: Final = 1.0
 """Seconds for the empty body that ends a response; a socket that takes nothing is left to the server."""
 
 logger = logging.getLogger("mcp_channels.endpoint")
-
-
-class Endpoint:
-    """
-    One mounted URL with one server: what all its requests share.
-    """
-
-    def __init__(
-        self,
-        server: MCPServer,
-        *,
-        name: str | None = None,
-        allow_anonymous: bool | None = None,
-        authentication_classes: Sequence[Any] | None = None,
-    ) -> None:
-        if not isinstance(server, MCPServer):
-            raise TypeError(f"server must be an mcp_channels.MCPServer, not {type(server).__name__}")
-        self.server = server
-        self.name = name or server.name
-        self._allow_anonymous = allow_anonymous
-        self._authentication_classes = authentication_classes
-        self.upstream = Upstream(server, max_body_size=settings.max_body_size)
-        self.server_info = frames.dumps(sdk.server_info(server))
-        server.is_served = True
-
-    def authenticate(self, request: HttpRequest) -> Caller:
-        """
-        Who is calling. Blocks.
-
-        Raises:
-            Refusal: 401 or 403.
-        """
-        classes = self._authentication_classes
-        anonymous = self._allow_anonymous
-        try:
-            return authenticate(
-                request,
-                settings.authentication_classes if classes is None else classes,
-                allow_anonymous=settings.allow_anonymous if anonymous is None else anonymous,
-            )
-        except NotAuthenticatedError as error:
-            raise Refusal(
-                401, types.INVALID_REQUEST, str(error), headers={"WWW-Authenticate": error.challenge}
-            ) from None
-        except NotPermittedError as error:
-            raise Refusal(403, types.INVALID_REQUEST, str(error)) from None
-
-    def admit(self, request: HttpRequest, asked: Filter) -> tuple[Caller, set[str]]:
-        """
-        Who is calling, and which of the URIs asked for are rows that they may read. Blocks: all of a listen request's
-        business with the database, in one go.
-        """
-        who = self.authenticate(request)
-        if "resources" not in self.server.offers:
-            return who, set()
-        return who, authorize.readable(self.server.model_resources, who, asked.resource_subscriptions)
 
 
 class MCPConsumer(AsyncConsumer):
@@ -142,8 +81,12 @@ class MCPConsumer(AsyncConsumer):
             raise ValueError(f"MCPConsumer serves http, not {scope['type']}")
         watch_for_shutdown(send)
         exchange = _Exchange(self.endpoint, incoming.cleaned(scope), receive, send)
+        del scope
         try:
-            await exchange.answer()
+            stream = await exchange.answer()
+            # What the request brought is let go of here: a stream may be open for hours.
+            if stream is not None:
+                await exchange.serve(stream)
         except Refusal as refusal:
             await exchange.refuse(refusal)
         except ClientGoneError:
@@ -173,20 +116,42 @@ class _Exchange:
         self._send: Any = send
         self._origin: str | None = None
 
-    async def answer(self) -> None:
+    async def answer(self) -> Stream | None:
+        """
+        Answer the request; a listen that is granted comes back as the stream to serve.
+        """
         request = incoming.django_request(self.scope)
         self._origin = incoming.check_origin(request, settings.allowed_origins)
         method = self.scope["method"]
         if method == "OPTIONS" and self._origin is not None:
             await self._preflight()
         elif method in ("GET", "DELETE") and incoming.header(self.scope, incoming.SESSION_HEADER) is not None:
-            await self._pass_on(await self._authenticate(request), self.receive)
+            await self._pass_on(request, self.receive)
         elif method != "POST":
             raise Refusal(405, None, headers={"Allow": "POST"})
         elif incoming.may_be_listen(self.scope):
-            await self._answer_listen(request)
+            return await self._answer_listen(request)
         else:
-            await self._pass_on(await self._authenticate(request), self.receive)
+            await self._pass_on(request, self.receive)
+        return None
+
+    async def serve(self, stream: Stream) -> None:
+        """
+        Serve a stream until it ends.
+        """
+        layer = get_channel_layer(settings.channel_layer)
+        if layer is None:
+            raise _busy(f"No channel layer {settings.channel_layer!r} is configured", stream.request_id)
+        self.scope = None  # type: ignore[assignment]  # it isn't needed any more, and it is large
+        hub = Hub.current(layer)
+        try:
+            try:
+                await hub.attach(stream, max_streams=settings.max_streams)
+            except HubFullError:
+                raise _busy("The server holds as many streams as it can", stream.request_id) from None
+            await self._stream(stream)
+        finally:
+            hub.detach(stream)
 
     async def refuse(self, refusal: Refusal) -> None:
         body = refusal.body()
@@ -205,13 +170,10 @@ class _Exchange:
         await self._start(204, headers)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _authenticate(self, request: HttpRequest) -> Caller:
-        caller: Caller = await database_sync_to_async(self.endpoint.authenticate)(request)
-        return caller
-
-    async def _pass_on(self, caller: Caller, receive: Callable[[], Awaitable[Any]]) -> None:
+    async def _pass_on(self, request: HttpRequest, receive: Callable[[], Awaitable[Any]]) -> None:
+        admitted = await self.endpoint.admissions.admit(request)
         send = self._send if self._origin is None else self._send_with_cors
-        await self.endpoint.upstream(self.scope, receive, send, call=Call(caller, streams=True))
+        await self.endpoint.upstream(self.scope, receive, send, call=Call(admitted.caller, streams=True))
 
     async def _send_with_cors(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -233,53 +195,27 @@ class _Exchange:
 
     # Listening
 
-    async def _answer_listen(self, request: HttpRequest) -> None:
+    async def _answer_listen(self, request: HttpRequest) -> Stream | None:
         try:
             body = await incoming.read_body(self.scope, self.receive, settings.max_body_size)
             listen = incoming.read_listen(self.scope, body, max_entries=settings.max_filter_entries)
         except Refusal:
             # Who may not call at all is told that first, whatever else is wrong.
-            await self._authenticate(request)
+            await self.endpoint.admissions.admit(request)
             raise
         if listen is None:
-            await self._pass_on(await self._authenticate(request), replay(body, self.receive))
-            return
-        del body
-        caller, rows = await database_sync_to_async(self.endpoint.admit)(request, listen.filter)
-        stream = await self._open(listen, caller, rows)
-        expires_at = caller.expires_at
-        del listen, caller, rows, request
-        await self._serve(*stream, expires_at=expires_at)
-
-    async def _open(self, listen: ListenRequest, caller: Caller, rows: set[str]) -> tuple[Any, Filter]:
-        server = self.endpoint.server
-        asked = listen.filter
-        uris: set[str] = set()
-        if "resources" in server.offers and asked.resource_subscriptions:
-            uris = await server.readable(caller, asked.resource_subscriptions, checked=rows)
-        return listen.id, asked.narrow(lists=server.offers, uris=uris)
-
-    async def _serve(self, listen_id: str | int, honoured: Filter, *, expires_at: datetime | None) -> None:
-        layer = get_channel_layer(settings.channel_layer)
-        if layer is None:
-            raise _busy(f"No channel layer {settings.channel_layer!r} is configured", listen_id)
-        hub = Hub.current(layer)
-        stream = Stream(
-            listen_id,
-            honoured,
+            await self._pass_on(request, replay(body, self.receive))
+            return None
+        admitted = await self.endpoint.admissions.admit(request, listen.filter)
+        expires_at = admitted.caller.expires_at
+        return Stream(
+            listen.id,
+            await self.endpoint.honour(admitted, listen.filter),
             endpoint=self.endpoint.name,
             server_info=self.endpoint.server_info,
             limits=_limits(),
             expires_in=None if expires_at is None else (expires_at - datetime.now(UTC)).total_seconds(),
         )
-        try:
-            try:
-                await hub.attach(stream, honoured.topics(), max_streams=settings.max_streams)
-            except HubFullError:
-                raise _busy("The server holds as many streams as it can", listen_id) from None
-            await self._stream(stream)
-        finally:
-            hub.detach(stream)
 
     async def _stream(self, stream: Stream) -> None:
         flow = flow_of(self._send)

@@ -16,7 +16,7 @@ from django.views import View
 from django.views.decorators.csrf import csrf_exempt
 
 from mcp_channels.conf import settings
-from mcp_channels.endpoint.consumer import Endpoint
+from mcp_channels.endpoint.endpoint import Endpoint
 from mcp_channels.endpoint.request import Refusal, check_host, check_origin
 from mcp_channels.endpoint.upstream import serve_once
 from mcp_channels.server import Call, MCPServer

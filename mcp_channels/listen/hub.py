@@ -46,6 +46,9 @@ RETRY_CEILING: Final = 2.0
 LINGER: Final = 5.0
 """Seconds for which a topic's group is kept after its last stream went, and a hub after its last topic."""
 
+LONGEST_PAUSE: Final = 0.05
+"""The most seconds for which the hub lets a burst of changes gather before it wakes the writers again."""
+
 SWEEP_INTERVAL: Final = 0.25
 """The most seconds between two sweeps of the deadlines."""
 
@@ -71,10 +74,14 @@ class _Entry:
         self.streams: set[Stream] = set()
         self.joining: _Joining | None = None
 
-    def mark(self) -> None:
+    def mark(self) -> set[Stream]:
+        """
+        Mark the topic as pending with each of its streams, and return them.
+        """
         topic, head = self.topic, self.head
         for stream in self.streams:
             stream.mark(topic, head)
+        return self.streams
 
 
 class _Joining:
@@ -116,6 +123,9 @@ class Hub:
         self._name = secrets.token_hex(8)
         self._fences: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
+        self._marked: set[Stream] = set()
+        self._flushing: asyncio.TimerHandle | None = None
+        self._flush_at = 0.0
 
     @staticmethod
     def current(layer: Any) -> "Hub":
@@ -130,7 +140,7 @@ class Hub:
             hub = _hubs[loop] = Hub(layer)
         return hub
 
-    async def attach(self, stream: Stream, wanted: Iterable[Topic], *, max_streams: int) -> None:
+    async def attach(self, stream: Stream, *, max_streams: int) -> None:
         """
         Join the topics of ``stream``. When this returns, nothing that is published is missed by it.
 
@@ -144,7 +154,7 @@ class Hub:
             raise HubFullError
         self._start()
         self.streams.add(stream)
-        stream.topics = tuple(self._want(topic, stream) for topic in wanted)
+        stream.topics = tuple(self._want(topic, stream) for topic in stream.topics)
         joining = {
             entry.joining: None for topic in stream.topics if (entry := self._entries[topic]).joining is not None
         }
@@ -197,7 +207,7 @@ class Hub:
         Say that every topic may have changed.
         """
         for entry in self._entries.values():
-            entry.mark()
+            self._mark(entry)
 
     async def close(self) -> None:
         """
@@ -205,6 +215,8 @@ class Hub:
         """
         if _hubs.get(self._loop) is self:
             del _hubs[self._loop]
+        if self._flushing is not None:
+            self._flushing.cancel()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -237,7 +249,7 @@ class Hub:
                 for topic in topics.read_changed(message):
                     entry = self._entries.get(topic)
                     if entry is not None:
-                        entry.mark()
+                        self._mark(entry)
             case topics.RESYNC:
                 self.mark_all()
             case _ if message.get("type") == FENCE and message.get("hub") == self._name:
@@ -246,6 +258,30 @@ class Hub:
                     fence.set_result(None)
             case _:
                 pass
+
+    # Waking writers
+
+    def _mark(self, entry: _Entry) -> None:
+        self._marked |= entry.mark()
+        if self._flushing is None:
+            self._flushing = self._loop.call_at(self._flush_at, self._flush)
+
+    def _flush(self) -> None:
+        """
+        Wake the streams that were marked: at once when it is quiet, and in a burst no more often than half of the time
+        goes into it, so that what comes in between is written together.
+        """
+        started = self._loop.time()
+        marked, self._marked = self._marked, set()
+        for stream in marked:
+            stream.wake()
+        # The writers run in the loop's next round; what is called after that comes when they have written.
+        self._loop.call_soon(self._loop.call_soon, self._flushed, started)
+
+    def _flushed(self, started: float) -> None:
+        now = self._loop.time()
+        self._flush_at = now + min(now - started, LONGEST_PAUSE)
+        self._flushing = self._loop.call_at(self._flush_at, self._flush) if self._marked else None
 
     # Tasks
 
@@ -347,7 +383,7 @@ class Hub:
             self._recovered()
         elif batch is not None and batch.late:
             for entry in batch.entries:
-                entry.mark()
+                self._mark(entry)
         await self._leave()
         now = self._loop.time()
         expiry = link.group_expiry(self.layer)

@@ -87,6 +87,7 @@ class Stream:
         "filter",
         "id",
         "reason",
+        "request_id",
         "topics",
     )
 
@@ -101,12 +102,14 @@ class Stream:
         expires_in: float | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self.request_id = subscription_id
+        """The listen request's id."""
         self.id = frames.dumps(subscription_id)
-        """The listen request's id, as JSON."""
+        """The same, as JSON."""
         self.filter: Filter | None = honoured
         """The honoured filter; None once it is acknowledged, since the topics say it all."""
-        self.topics: tuple[Topic, ...] = ()
-        """The topics that the hub joined for this stream; the hub sets it."""
+        self.topics: tuple[Topic, ...] = tuple(honoured.topics())
+        """The topics to hear of; the hub puts its own objects in their place."""
         self.endpoint = endpoint
         """The name of the endpoint, for telemetry."""
         self.reason: Reason | None = None
@@ -129,6 +132,7 @@ class Stream:
     def mark(self, topic: Topic, head: bytes) -> None:
         """
         Say that ``topic`` changed; ``head`` is its frame up to the subscription id. Costs nothing if it is pending.
+        The writer takes it when it is through with what it writes, or when it is woken.
         """
         pending = self._pending
         if topic not in pending:
@@ -138,8 +142,13 @@ class Stream:
                 signals.notification_dropped.send_robust(sender=Stream, endpoint=self.endpoint, kind=topic.kind)
                 return
         pending[topic] = head
-        if self._waiter is not None:
-            self._wake()
+
+    def wake(self) -> None:
+        """
+        Let the writer go on, if it waits for something to do.
+        """
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def end(self, reason: Reason) -> None:
         """
@@ -150,7 +159,7 @@ class Stream:
         self.reason = reason
         if self._writing_until is not None:
             self._writing_until = min(self._writing_until, self._loop.time() + CLOSING_TIME)
-        self._wake()
+        self.wake()
 
     def tick(self, now: float) -> float:
         """
@@ -184,7 +193,7 @@ class Stream:
             self.end("idle_timeout")
         else:
             self._keep_alive_due = True
-            self._wake()
+            self.wake()
 
     async def serve(self, write: Write) -> None:
         """
@@ -271,10 +280,6 @@ class Stream:
                 await self._write_pending(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _abort(self) -> None:
         if self._task is not None and not self._aborted:

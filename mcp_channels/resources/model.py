@@ -5,8 +5,10 @@ One rule decides who may list, read and subscribe: the scope, then ``get_queryse
 """
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+import uuid
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, Final
 
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import ImproperlyConfigured, ValidationError
@@ -21,8 +23,16 @@ from rest_framework.views import APIView
 from mcp_channels.auth.principals import Caller
 from mcp_channels.models import Principal
 
-MAX_URI_LENGTH = 8192
+MAX_URI_LENGTH: Final = 8192
 """The longest URI, in characters, that names a row."""
+
+KNOWN_URIS: Final = 16_384
+"""The most URIs whose reading is remembered, for each resource."""
+
+KNOWN_LENGTH: Final = 200
+"""The longest URI, in characters, whose reading is remembered."""
+
+_PLAIN: Final = frozenset({int, str, uuid.UUID})
 
 
 class ModelResource:
@@ -70,6 +80,7 @@ class ModelResource:
         self.lookups: tuple[str, ...] = tuple(dict.fromkeys(self.template.variable_names))
         """The template's variables."""
         self._fields = {lookup: self._field(lookup) for lookup in self.lookups}
+        self._read_known = lru_cache(KNOWN_URIS)(self._read)
         if self.serializer_class is None and type(self).get_content is ModelResource.get_content:
             raise ImproperlyConfigured(
                 f"{type(self).__name__} needs a serializer_class, or a get_content() of its own."
@@ -108,6 +119,10 @@ class ModelResource:
         queryset = self._rows(caller, wanted.values())
         if self.permission_classes:
             found = {self.uri_of(row) for row in self._permitted(caller, queryset)}
+        elif all(type(value) in _PLAIN for values in wanted.values() for value in values):
+            # Equal values of these types have equal URIs, so the rows needn't be written out.
+            asked = {values: uri for uri, values in wanted.items()}
+            return {asked[row] for row in queryset.values_list(*self.lookups) if row in asked}
         else:
             found = {self._expand(values) for values in queryset.values_list(*self.lookups)}
         return found & wanted.keys()
@@ -162,22 +177,25 @@ class ModelResource:
     def _expand(self, values: Iterable[Any]) -> str:
         return self.template.expand({name: str(value) for name, value in zip(self.lookups, values, strict=True)})
 
-    def _candidates(self, caller: Caller, uris: Collection[str]) -> dict[str, dict[str, Any]]:
+    def _candidates(self, caller: Caller, uris: Collection[str]) -> dict[str, tuple[Any, ...]]:
         """
         The URIs that could name a row, each with its lookups' values.
         """
         if not self._may(caller):
             return {}
-        parsed = {uri: values for uri in uris if (values := self._values(uri)) is not None}
-        # A row answers to one spelling of its URI: note://01 is not note://1.
-        return {uri: values for uri, values in parsed.items() if self._expand(values.values()) == uri}
+        found = {uri: self._read_known(uri) if len(uri) <= KNOWN_LENGTH else self._read(uri) for uri in uris}
+        return {uri: values for uri, values in found.items() if values is not None}
 
-    def _values(self, uri: str) -> dict[str, Any] | None:
+    def _read(self, uri: str) -> tuple[Any, ...] | None:
+        """
+        The values of the lookups in a URI, or None if no row can have it. It knows no caller and no row.
+        """
         captured = self.template.match(uri, max_uri_length=MAX_URI_LENGTH)
         if captured is None:
             return None
-        values = {lookup: self._clean(self._fields[lookup], captured.get(lookup)) for lookup in self.lookups}
-        return None if None in values.values() else values
+        values = tuple(self._clean(self._fields[lookup], captured.get(lookup)) for lookup in self.lookups)
+        # A row answers to one spelling of its URI: note://01 is not note://1.
+        return values if None not in values and self._expand(values) == uri else None
 
     @staticmethod
     def _clean(field: Any, value: object) -> Any | None:
@@ -219,10 +237,11 @@ class ModelResource:
 
     # Rows
 
-    def _rows(self, caller: Caller, wanted: Iterable[Mapping[str, Any]]) -> models.QuerySet[Any]:
-        values = list(wanted)
+    def _rows(self, caller: Caller, wanted: Iterable[tuple[Any, ...]]) -> models.QuerySet[Any]:
         # With several variables this finds more than was asked for; the callers compare whole URIs.
-        conditions = {f"{lookup}__in": {item[lookup] for item in values} for lookup in self.lookups}
+        conditions = {
+            f"{lookup}__in": set(values) for lookup, values in zip(self.lookups, zip(*wanted, strict=True), strict=True)
+        }
         return self.get_queryset(caller.principal).filter(**conditions)
 
     def _may(self, caller: Caller) -> bool:

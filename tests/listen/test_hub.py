@@ -86,7 +86,7 @@ async def attached(hub: Hub, *wanted, **limits):
     uris = tuple(topic.key for topic in wanted if topic.kind == "resource")
     lists = frozenset(topic.kind for topic in wanted if topic.kind != "resource")
     stream, socket = make(Filter(lists, uris), **limits), Socket()
-    await hub.attach(stream, wanted, max_streams=100)
+    await hub.attach(stream, max_streams=100)
     task = asyncio.create_task(stream.serve(socket.write))
     await settle()
     try:
@@ -232,7 +232,7 @@ async def test_a_full_hub_takes_nobody():
     async with running() as (hub, _):
         async with attached(hub, TOOLS):
             with pytest.raises(HubFullError):
-                await hub.attach(make(), [TOOLS], max_streams=1)
+                await hub.attach(make(), max_streams=1)
             assert len(hub.streams) == 1
 
 
@@ -244,7 +244,7 @@ async def test_a_draining_hub_ends_its_streams_and_takes_nobody():
             assert stream.reason == "shutdown"
             assert socket.methods[-2:] == ["notifications/cancelled", "result"]
             with pytest.raises(HubFullError):
-                await hub.attach(make(), [TOOLS], max_streams=10)
+                await hub.attach(make(), max_streams=10)
 
 
 async def test_nothing_published_while_a_group_is_being_joined_is_lost():
@@ -252,7 +252,7 @@ async def test_nothing_published_while_a_group_is_being_joined_is_lost():
         async with attached(hub, TOOLS):
             stream = make(Filter(frozenset(), ("a",)))
             layer.gate.clear()
-            attaching = asyncio.create_task(hub.attach(stream, [resource("a")], max_streams=10))
+            attaching = asyncio.create_task(hub.attach(stream, max_streams=10))
             await settle()
             assert not attaching.done()
             layer.gate.set()
@@ -336,9 +336,9 @@ async def test_each_event_loop_has_a_hub_of_its_own():
 async def test_a_thousand_streams_cost_no_further_task():
     async with running() as (hub, _):
         before = len(asyncio.all_tasks())
-        streams = [make() for _ in range(1000)]
+        streams = [make(Filter(frozenset({"tools"}), ("a",))) for _ in range(1000)]
         for stream in streams:
-            await hub.attach(stream, [TOOLS, resource("a")], max_streams=1000)
+            await hub.attach(stream, max_streams=1000)
         assert len(asyncio.all_tasks()) <= before + 3
         for stream in streams:
             hub.detach(stream)

@@ -66,6 +66,7 @@ def make(honoured: Filter | None = None, *, expires_in: float | None = None, **l
 def mark(stream: Stream, *topics) -> None:
     for topic in topics:
         stream.mark(topic, frames.notification_head(topic))
+    stream.wake()
 
 
 async def settle() -> None:
