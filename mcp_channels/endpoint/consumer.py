@@ -154,6 +154,10 @@ class _Exchange:
             hub.detach(stream)
 
     async def refuse(self, refusal: Refusal) -> None:
+        """
+        Answer with an error.
+        """
+        logger.info("A request to endpoint %s was refused: %d %s", self.endpoint.name, refusal.status, refusal)
         body = refusal.body()
         headers = {**refusal.headers, "Content-Length": str(len(body))}
         if body:
@@ -215,6 +219,7 @@ class _Exchange:
             server_info=self.endpoint.server_info,
             limits=_limits(),
             expires_in=None if expires_at is None else (expires_at - datetime.now(UTC)).total_seconds(),
+            principal=admitted.caller.principal.pk,
         )
 
     async def _stream(self, stream: Stream) -> None:

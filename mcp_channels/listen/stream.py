@@ -86,6 +86,7 @@ class Stream:
         "endpoint",
         "filter",
         "id",
+        "principal",
         "reason",
         "request_id",
         "topics",
@@ -100,6 +101,7 @@ class Stream:
         server_info: bytes,
         limits: Limits,
         expires_in: float | None = None,
+        principal: object = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.request_id = subscription_id
@@ -116,6 +118,8 @@ class Stream:
         """Why the stream ends, once it does. The first reason stands."""
         self.delivered = 0
         """Notifications written."""
+        self.principal = principal
+        """The principal's key, for the log alone."""
         self._server_info = server_info
         self._limits = limits
         self._tail = frames.frame(b"", self.id)
@@ -294,7 +298,14 @@ class Stream:
             self.reason,
             self.delivered,
             duration,
-            extra={"reason": self.reason, "kinds": kinds, "delivered": self.delivered, "duration": duration},
+            extra={
+                "endpoint": self.endpoint,
+                "principal": self.principal,
+                "kinds": kinds,
+                "reason": self.reason,
+                "delivered": self.delivered,
+                "duration": duration,
+            },
         )
         signals.stream_stopped.send_robust(
             sender=Stream,

@@ -2,11 +2,16 @@
 Which resources a caller may read, and so subscribe to: one rule, asked by both.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django.db import DatabaseError, InterfaceError
+
 from mcp_channels.auth.principals import Caller
 from mcp_channels.resources.model import ModelResource
+
+logger = logging.getLogger("mcp_channels.resources")
 
 
 def readable(resources: Iterable[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
@@ -18,7 +23,12 @@ def readable(resources: Iterable[ModelResource], caller: Caller, uris: Sequence[
         left = [uri for uri in uris if uri not in found]
         if not left:
             break
-        found |= resource.readable(caller, left)
+        try:
+            found |= resource.readable(caller, left)
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception:  # a project's own rule may fail; then it lets nobody in, and the other rules still count
+            logger.exception("The rule of %s failed; nobody is let in by it", type(resource).__name__)
     return found
 
 

@@ -4,16 +4,20 @@ From model signals to notifications.
 Signals are connected model by model: a receiver for every sender would keep Django from its fast deletes everywhere.
 """
 
-from collections.abc import Iterable
+import functools
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, models, router
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, models, router
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from mcp_channels import topics
 from mcp_channels.notify import publish
 from mcp_channels.resources.model import ModelResource
+
+logger = logging.getLogger("mcp_channels.resources")
 
 _watched: dict[type[models.Model], list[ModelResource]] = {}
 _OLD = "_mcp_channels_old"
@@ -66,6 +70,23 @@ def notify_objects(
     publish(*changed, using=using)
 
 
+def _harmless(receiver: Callable[..., None]) -> Callable[..., None]:
+    """
+    Keep a receiver's trouble (a project's own ``__str__``, say) from the save that it was told of.
+    """
+
+    @functools.wraps(receiver)
+    def guarded(*args: Any, **kwargs: Any) -> None:
+        try:
+            receiver(*args, **kwargs)
+        except DatabaseError:  # it may have broken the saver's transaction, who must know
+            raise
+        except Exception:
+            logger.exception("A change could not be notified of")
+
+    return guarded
+
+
 def _connect(model: type[models.Model]) -> None:
     uid = f"mcp_channels.{model._meta.label}"
     post_save.connect(_saved, sender=model, dispatch_uid=uid)
@@ -80,6 +101,7 @@ def _topics(instance: models.Model) -> list[topics.Topic]:
     return [topics.resource(resource.uri_of(instance)) for resource in resources_of(type(instance))]
 
 
+@_harmless
 def _remember_stored(sender: type[models.Model], instance: Any, raw: bool, using: str, **kwargs: Any) -> None:
     # A URI made of other fields than the key can change; those who watch the old one must hear of it.
     resources = [item for item in resources_of(sender) if item.lookups != ("pk",)]
@@ -89,11 +111,13 @@ def _remember_stored(sender: type[models.Model], instance: Any, raw: bool, using
     setattr(instance, _OLD, [topics.resource(uri) for resource in resources for uri in resource.uris_of(stored)])
 
 
+@_harmless
 def _remember(sender: type[models.Model], instance: Any, **kwargs: Any) -> None:
     # After the deletion the row's relations may be gone.
     setattr(instance, _OLD, _topics(instance))
 
 
+@_harmless
 def _saved(sender: type[models.Model], instance: Any, created: bool, raw: bool, using: str, **kwargs: Any) -> None:
     if raw:
         # A fixture's row; its many-to-many relations are set next, on this very instance, and are as raw.
@@ -106,10 +130,12 @@ def _saved(sender: type[models.Model], instance: Any, created: bool, raw: bool, 
     publish(*changed, using=using)
 
 
+@_harmless
 def _deleted(sender: type[models.Model], instance: Any, using: str, **kwargs: Any) -> None:
     publish(*dict.fromkeys([*instance.__dict__.pop(_OLD, []), topics.RESOURCES]), using=using)
 
 
+@_harmless
 def _m2m_changed(
     sender: type[models.Model],
     instance: Any,
@@ -138,6 +164,7 @@ def _watch_related(resource: ModelResource, name: str) -> None:
     field: Any = resource.model._meta.get_field(name)
     target = field.related_model
 
+    @_harmless
     def changed(sender: Any, instance: Any, using: str = DEFAULT_DB_ALIAS, raw: bool = False, **kwargs: Any) -> None:
         if raw:
             return

@@ -324,6 +324,24 @@ async def test_a_client_that_leaves_ends_its_stream_at_once(served):
     assert served.server.read_log().count("client_closed") == before + 1
 
 
+async def test_each_end_and_each_refusal_leaves_one_line_without_secrets(served):
+    await asyncio.sleep(0.5)
+    before = served.server.read_log()
+    async with listening(served.port, {"toolsListChanged": True}, token=served.token):
+        pass
+    async with listen(served.port, {"toolsListChanged": True}, token="mcp_a_secret_that_is_wrong") as response:
+        assert response.status == 401
+    async with listen(served.port, {"toolsListChanged": True}, origin="https://evil.test") as response:
+        assert response.status == 403
+    await asyncio.sleep(0.5)
+    written = served.server.read_log()[len(before) :]
+    assert written.count("A stream of endpoint notes ended: client_closed") == 1
+    assert written.count("was refused: 401") == 1
+    assert written.count("was refused: 403") == 1
+    assert served.token not in written
+    assert "secret" not in written
+
+
 @requirement("http:no-requests", "cancel:nothing-else")
 async def test_a_stream_carries_notifications_alone(served):
     pk = served.project.note()

@@ -167,6 +167,17 @@ def test_a_permission_that_refuses_refuses_all(caller, notes):
     assert Guarded(Note).readable(service, uris) == set()
 
 
+def test_a_rule_that_raises_lets_nobody_in_and_hides_nothing_else(caller, notes, caplog):
+    class Broken(NoteResource):
+        def get_queryset(self, principal):
+            raise RuntimeError("mine")
+
+    uris = [f"note://{note.pk}" for note in notes]
+    assert authorize.readable([Broken(Note)], caller, uris) == set()
+    assert authorize.readable([Broken(Note), NoteResource(Note)], caller, uris) == set(uris[:2])
+    assert "The rule of Broken failed" in caplog.text
+
+
 def test_pages_follow_each_other_and_end(caller):
     rows = [Note.objects.create(title=str(number), shared=True) for number in range(5)]
     resource = NoteResource(Note)

@@ -193,6 +193,41 @@ def test_a_uri_that_moves_is_told_under_both_names(left, monkeypatch):
     assert left == ["scope://new"]
 
 
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_a_row_of_another_database_waits_for_its_own_commit(left):
+    with transaction.atomic("other"):
+        note = Note(title="x")
+        note.save(using="other")
+        assert left == []
+    assert left == [f"note://{note.pk}", "resources"]
+    left.clear()
+    with pytest.raises(RuntimeError), transaction.atomic("default"):
+        note.save(using="other")
+        raise RuntimeError
+    assert left == [f"note://{note.pk}"]
+    left.clear()
+    with pytest.raises(RuntimeError), transaction.atomic("other"):
+        note.save(using="other")
+        raise RuntimeError
+    assert left == []
+    Note.objects.using("other").filter(pk=note.pk).update(title="y")
+    assert left == [f"note://{note.pk}"]
+
+
+def test_trouble_with_a_notification_does_not_break_the_save(left, note, monkeypatch, caplog):
+    def broken(self, instance):
+        raise RuntimeError("mine")
+
+    monkeypatch.setattr(ModelResource, "uri_of", broken)
+    note.title = "saved"
+    note.save()
+    note.tags.add(Tag.objects.create(name="t"))
+    Note.objects.create(title="new")
+    note.delete()
+    assert Note.objects.get().title == "new"
+    assert "A change could not be notified of" in caplog.text
+
+
 def test_models_that_are_not_registered_keep_their_fast_deletes():
     user = apps.get_model("admin", "LogEntry")
     assert Collector(using="default").can_fast_delete(user.objects.all())
