@@ -115,8 +115,13 @@ def django_request(scope: HTTPScope) -> HttpRequest:
     Raises:
         Refusal: Django doesn't serve this host (``ALLOWED_HOSTS``).
     """
-    request = ASGIRequest(dict(scope), io.BytesIO())
+    entries: dict[str, Any] = dict(scope)
+    request = ASGIRequest(entries, io.BytesIO())
     check_host(request)
+    # What Channels' middleware found, for DRF's session authentication.
+    for name in ("user", "session"):
+        if name in entries:
+            setattr(request, name, entries[name])
     return request
 
 
@@ -141,7 +146,8 @@ def check_origin(request: HttpRequest, allowed: tuple[str, ...]) -> str | None:
         Refusal: 403 (MCP 2026-07-28 basic/transports/streamable-http, "Security & Endpoint").
     """
     origin = request.headers.get("Origin")
-    if origin is None or origin == f"{request.scheme}://{request.get_host()}":
+    host = request.get_host().removesuffix(":443" if request.scheme == "https" else ":80")
+    if origin is None or origin == f"{request.scheme}://{host}":
         return None
     if origin in allowed:
         return origin

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -30,7 +31,10 @@ JOIN_TIMEOUT: Final = 2.0
 """Seconds that a stream's acknowledgment waits for its groups; past it, the stream is told of all changes later."""
 
 OPERATION_TIMEOUT: Final = 5.0
-"""Seconds that a round of the layer's business may take before the layer counts as down."""
+"""Seconds that one call of the layer, or a portion of them, may take before the layer counts as down."""
+
+PORTION: Final = 100
+"""The most groups that are joined at the same time."""
 
 FENCE_RETRY: Final = 0.25
 """Seconds after which a fence that did not come back is sent again."""
@@ -110,7 +114,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._entries: dict[Topic, _Entry] = {}
         self._idle: dict[Topic, float] = {}
-        self._leaving: list[Topic] = []
+        self._leaving: deque[Topic] = deque()
         self._joining: _Joining | None = None
         self._channel: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -119,7 +123,7 @@ class Hub:
         self._failures = 0
         self._receiver_failed = False
         self._connections: tuple[int, ...] = ()
-        self._renewed_at = self._probed_at = self._loop.time()
+        self._last_used = self._renewed_at = self._probed_at = self._loop.time()
         self._name = secrets.token_hex(8)
         self._fences: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
@@ -301,20 +305,20 @@ class Hub:
             for stream in list(self.streams):
                 due = min(due, stream.tick(now))
             self._collect_idle(now)
-            if not self.streams and not self._entries and not self.draining:
-                if now - self._quiet_since(now) >= LINGER:
-                    self._loop.create_task(self.close(), name="mcp_channels-hub-close")
-                    return
-            else:
+            if self.streams or self._entries or self.draining:
                 self._last_used = now
+            elif now - self._last_used >= LINGER:
+                self._retire()
+                return
             await asyncio.sleep(max(due - now, 0.001))
 
-    _last_used: float | None = None
-
-    def _quiet_since(self, now: float) -> float:
-        if self._last_used is None:
-            self._last_used = now
-        return self._last_used
+    def _retire(self) -> None:
+        # Out of the registry at once: whoever comes next must get a new hub, not one that is about to end.
+        if _hubs.get(self._loop) is self:
+            del _hubs[self._loop]
+        task = self._loop.create_task(self.close(), name="mcp_channels-hub-close")
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
 
     def _collect_idle(self, now: float) -> None:
         # The dictionary is in order of time, so the first that is young enough ends the search.
@@ -346,8 +350,7 @@ class Hub:
         while True:
             self._work.clear()
             try:
-                async with asyncio.timeout(OPERATION_TIMEOUT):
-                    await self._tend_once()
+                await self._tend_once()
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # the edge: whatever a layer raises is an outage
@@ -363,7 +366,8 @@ class Hub:
 
     async def _tend_once(self) -> None:
         if self._channel is None:
-            channel = await self.layer.new_channel()
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                channel = await self.layer.new_channel()
             self._channel = channel
             self._tasks.append(self._loop.create_task(self._receive(channel), name="mcp_channels-hub-receive"))
             await self._add([topics.EVERY_HUB])
@@ -416,8 +420,9 @@ class Hub:
         return [topics.EVERY_HUB, *(topic.group for topic, entry in self._entries.items() if entry.joining is None)]
 
     async def _add(self, groups: list[str]) -> None:
-        for group in groups:
-            await self.layer.group_add(group, self._channel)
+        for some in _portions(groups):
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await asyncio.gather(*(self.layer.group_add(group, self._channel) for group in some))
         # A layer may return from a join before the broker has heard of it, so see a message come through.
         await self._fence(self.layer.group_send, groups if link.is_sharded(self.layer) else groups[-1:])
 
@@ -426,17 +431,21 @@ class Hub:
             token = next(self._tokens)
             fence = self._fences[token] = self._loop.create_future()
             try:
-                while not fence.done():
-                    await send(destination, {"type": FENCE, "hub": self._name, "token": token})
-                    await asyncio.wait([fence], timeout=FENCE_RETRY)
+                async with asyncio.timeout(OPERATION_TIMEOUT):
+                    while not fence.done():
+                        await send(destination, {"type": FENCE, "hub": self._name, "token": token})
+                        await asyncio.wait([fence], timeout=FENCE_RETRY)
             finally:
                 del self._fences[token]
 
     async def _leave(self) -> None:
         while self._leaving:
-            topic = self._leaving.pop()
+            topic = self._leaving[0]
             if topic not in self._entries:
-                await self.layer.group_discard(topic.group, self._channel)
+                async with asyncio.timeout(OPERATION_TIMEOUT):
+                    await self.layer.group_discard(topic.group, self._channel)
+            # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
+            self._leaving.popleft()
 
     async def _forget_groups(self) -> None:
         if self._channel is not None:
@@ -471,6 +480,12 @@ class Hub:
 
 
 _hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _portions(groups: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(groups), PORTION):
+        yield groups[start : start + PORTION]
 
 
 def hubs() -> Iterator[tuple[asyncio.AbstractEventLoop, Hub]]:

@@ -185,3 +185,72 @@ async def test_only_http_is_served(application):
 def test_a_server_of_another_kind_is_refused():
     with pytest.raises(TypeError, match="MCPServer"):
         MCPConsumer.as_asgi(server=object())
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_user_whom_channels_middleware_found_may_sign_in_with_drfs_session(settings):
+    from asgiref.sync import sync_to_async
+    from django.contrib.auth import get_user_model
+
+    settings.ALLOWED_HOSTS = ["testserver", "127.0.0.1"]
+    user = await sync_to_async(get_user_model().objects.create_user)("alice", password="x")
+    application = MCPConsumer.as_asgi(
+        server=server, authentication_classes=["rest_framework.authentication.SessionAuthentication"]
+    )
+    without_csrf = Connection(application, body(), user=user)
+    assert (await without_csrf.next())["status"] == 403
+    token = "x" * 32
+    headers = [*scope()["headers"], (b"cookie", f"csrftoken={token}".encode()), (b"x-csrftoken", token.encode())]
+    connection = Connection(application, body(), user=user, headers=headers)
+    assert (await opened(connection))["method"] == "notifications/subscriptions/acknowledged"
+    await connection.leave()
+    nobody = Connection(application, body())
+    assert (await nobody.next())["status"] == 401
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_requests_that_arrive_together_share_the_databases_work(application, monkeypatch):
+    from mcp_channels.endpoint import endpoint
+
+    batches = []
+    decide = endpoint.Endpoint._decide
+
+    def counting(self, batch):
+        batches.append(len(batch))
+        return decide(self, batch)
+
+    monkeypatch.setattr(endpoint.Endpoint, "_decide", counting)
+    application = URLRouter([path("mcp", MCPConsumer.as_asgi(server=server, allow_anonymous=True))])
+    connections = [Connection(application, body(id=number)) for number in range(100)]
+    for number, connection in enumerate(connections):
+        message = await opened(connection)
+        assert message["params"]["_meta"]["io.modelcontextprotocol/subscriptionId"] == number
+    assert sum(batches) == 100
+    assert len(batches) < 20
+    for connection in connections:
+        await connection.leave()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_client_that_leaves_while_it_waits_takes_nobody_along(application, monkeypatch):
+    connections = [Connection(application, body(id=number)) for number in range(10)]
+    await asyncio.sleep(0)
+    connections[0].task.cancel()
+    for connection in connections[1:]:
+        await opened(connection)
+        await connection.leave()
+    with pytest.raises(asyncio.CancelledError):
+        await connections[0].task
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_one_that_is_refused_refuses_no_other_of_its_batch(settings):
+    application = URLRouter([path("mcp", MCPConsumer.as_asgi(server=server, allow_anonymous=True))])
+    bad = [*scope()["headers"], (b"authorization", b"Bearer mcp_wrong")]
+    connections = [
+        Connection(application, body(id=number), **({"headers": bad} if number % 2 else {})) for number in range(10)
+    ]
+    for number, connection in enumerate(connections):
+        assert (await connection.next())["status"] == (401 if number % 2 else 200)
+    for connection in connections[::2]:
+        await connection.leave()
