@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from channels.layers import get_channel_layer
@@ -193,9 +194,12 @@ class Publisher:
         """
         Publish what waits, unless the layer is down, and end the thread. The process ends with it.
         """
+        with self._lock, suppress(RuntimeError):  # a thread may not be startable any more
+            # What waited for a loop that has ended meanwhile.
+            self._start_draining()
+        if not self._failures:
+            self.flush(EXIT_TIMEOUT)
         if self._own is not None:
-            if not self._failures:
-                self.flush(EXIT_TIMEOUT)
             self._own.stop()
             self._own = None
 

@@ -137,6 +137,16 @@ def test_a_loop_that_is_gone_is_replaced(publisher, layer):
     assert set(layer.topics) == {TOOLS, resource("a")}
 
 
+def test_what_a_loop_left_behind_leaves_before_the_process_ends(publisher, layer):
+    async def main() -> None:
+        publisher.adopt(asyncio.get_running_loop())
+        publisher.publish([TOOLS])
+
+    asyncio.run(main())
+    publisher.stop()
+    assert layer.topics == [TOOLS]
+
+
 async def test_publishing_on_a_running_loop_does_not_block_it(publisher, layer):
     layer.delay = 0.2
     started = time.perf_counter()
