@@ -8,20 +8,26 @@ again while it waits costs nothing, and when many wait they travel together.
 
 Nothing here raises into the caller, nor makes it wait. While the layer is down the topics are kept and tried again;
 past ``MAX_WAITING`` of them, one word that everything may have changed takes their place.
+
+A layer that drops what doesn't fit into a receiver's queue would lose changes in silence. On such a layer every message
+goes to every hub and carries a number, so that a hub sees that it missed one; the last number is told again some time
+after, in case the last message was the one that was dropped.
 """
 
 import asyncio
 import atexit
 import logging
 import os
+import secrets
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 from channels.layers import get_channel_layer
 
-from mcp_channels import signals, topics
+from mcp_channels import layers, signals, topics
 from mcp_channels.conf import settings
 from mcp_channels.topics import Topic
 
@@ -33,6 +39,12 @@ SINGLY: Final = 8
 
 SEND_TIMEOUT: Final = 5.0
 """Seconds that the layer may take for one message before it counts as down."""
+
+PACE: Final = 0.005
+"""Seconds between two messages on a layer with bounded queues; what is published meanwhile travels in the next."""
+
+REMINDERS: Final = (0.1, 1.0, 5.0)
+"""Seconds after the last message, on a layer with bounded queues, at which its number is told again."""
 
 RETRY_DELAY: Final = 0.1
 """Seconds before the first new attempt; doubled with each, up to ``RETRY_CEILING``."""
@@ -64,6 +76,10 @@ class Publisher:
         self._adopted: list[asyncio.AbstractEventLoop] = []
         self._own: _LoopThread | None = None
         self._failures = 0
+        self._name = secrets.token_hex(8)
+        self._number = 0
+        self._sent_at: float | None = None
+        self._reminding: asyncio.Task[None] | None = None
         self._empty = threading.Event()
         self._empty.set()
         self.failed = 0
@@ -139,9 +155,7 @@ class Publisher:
             self._bound()
 
     def _drain_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        task = loop.create_task(self._drain(), name="mcp_channels-publisher")
-        _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
+        _keep(loop.create_task(self._drain(), name="mcp_channels-publisher"))
 
     async def _drain(self) -> None:
         try:
@@ -165,15 +179,15 @@ class Publisher:
         left = list(changed)
         try:
             if everything:
-                await _group_send(layer, topics.EVERY_HUB, {"type": topics.RESYNC})
+                await self._send_to_all(layer, {"type": topics.RESYNC})
                 everything = False
-            if len(left) <= SINGLY:
+            if len(left) <= SINGLY and not layers.is_bounded(layer):
                 while left:
                     await _group_send(layer, left[0].group, topics.changed_message(left[:1]))
                     del left[0]
             else:
                 for batch in topics.batches(changed):
-                    await _group_send(layer, topics.EVERY_HUB, topics.changed_message(batch))
+                    await self._send_to_all(layer, topics.changed_message(batch))
                     del left[: len(batch)]
         except BaseException:
             self._give_back(left, everything)
@@ -183,6 +197,43 @@ class Publisher:
             self._failures = 0
         kinds = tuple(sorted({topic.kind for topic in changed}))
         signals.notification_published.send_robust(sender=Publisher, kinds=kinds, count=len(changed))
+
+    async def _send_to_all(self, layer: Any, message: dict[str, object]) -> None:
+        if not layers.is_bounded(layer):
+            await _group_send(layer, topics.EVERY_HUB, message)
+            return
+        self._number += 1
+        stamp = self._stamp()
+        self._sent_at = time.monotonic()
+        await _group_send(layer, topics.EVERY_HUB, {**message, **stamp})
+        if self._reminding is not None:
+            self._reminding.cancel()
+        self._reminding = _keep(asyncio.get_running_loop().create_task(self._remind(layer), name="mcp_channels-remind"))
+        await asyncio.sleep(PACE)
+
+    async def _remind(self, layer: Any) -> None:
+        for delay in REMINDERS:
+            await asyncio.sleep(delay)
+            try:
+                await self._tell_number(layer)
+            except Exception as error:  # the next message, or the recovery of the layer, will tell
+                logger.debug("A reminder could not be sent: %r", error)
+
+    async def _tell_number(self, layer: Any) -> None:
+        await _group_send(layer, topics.EVERY_HUB, {"type": topics.SEQUENCE, **self._stamp()})
+
+    def _stamp(self) -> dict[str, object]:
+        """
+        This publisher's name, its last number, and how long ago the message went that should have been seen before.
+        """
+        since = None if self._sent_at is None else time.monotonic() - self._sent_at
+        return {"from": self._name, "number": self._number, "since": since}
+
+    async def _say_goodbye(self) -> None:
+        layer = get_channel_layer(settings.channel_layer)
+        if layer is not None and layers.is_bounded(layer):
+            await asyncio.sleep(REMINDERS[0])
+            await self._tell_number(layer)
 
     def _failed(self, error: Exception) -> None:
         self.failed += 1
@@ -200,6 +251,10 @@ class Publisher:
         if not self._failures:
             self.flush(EXIT_TIMEOUT)
         if self._own is not None:
+            if self._number and not self._failures:
+                goodbye = asyncio.run_coroutine_threadsafe(self._say_goodbye(), self._own.loop)
+                with suppress(Exception):  # the layer is down, and the process must end
+                    goodbye.result(EXIT_TIMEOUT)
             self._own.stop()
             self._own = None
 
@@ -236,6 +291,13 @@ class _LoopThread:
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(EXIT_TIMEOUT)
+
+
+def _keep(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    # An event loop alone does not keep its tasks from being collected.
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task
 
 
 _tasks: set[asyncio.Task[None]] = set()

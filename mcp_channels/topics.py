@@ -24,6 +24,9 @@ CHANGED: Final = "mcp_channels.changed"
 RESYNC: Final = "mcp_channels.resync"
 """The ``type`` of a message that says: any topic may have changed."""
 
+SEQUENCE: Final = "mcp_channels.sequence"
+"""The ``type`` of a message that only says which of a publisher's messages was the last."""
+
 BATCH_LIMIT: Final = 500
 """The most topics in one message."""
 

@@ -84,6 +84,27 @@ def test_few_topics_travel_by_their_groups_and_many_together(publisher, layer):
     assert len(layer.topics) == 300
 
 
+def test_on_a_bounded_layer_all_messages_are_numbered_and_the_last_is_told_again(publisher, layer, monkeypatch):
+    monkeypatch.setattr(module.layers, "is_bounded", lambda layer: True)
+    monkeypatch.setattr(module, "REMINDERS", (0.05, 0.05))
+    for number in range(3):
+        publisher.publish([resource(str(number))])
+        assert publisher.flush(5)
+    time.sleep(0.3)
+    assert {group for group, _ in layer.sent} == {topics.EVERY_HUB}
+    numbers = [(message["type"], message["number"]) for _, message in layer.sent]
+    assert numbers[:3] == [(topics.CHANGED, 1), (topics.CHANGED, 2), (topics.CHANGED, 3)]
+    assert set(numbers[3:]) == {(topics.SEQUENCE, 3)}
+    assert layer.sent[0][1]["since"] is None
+    assert 0 <= layer.sent[1][1]["since"] < 1
+    layer.sent.clear()
+    publisher.publish([TOOLS])
+    publisher.stop()
+    numbers = [(message["type"], message["number"]) for _, message in layer.sent]
+    assert numbers[0] == (topics.CHANGED, 4)
+    assert set(numbers[1:]) == {(topics.SEQUENCE, 4)}
+
+
 def test_what_waits_is_a_set(publisher, layer):
     layer.delay = 0.1
     publisher.publish([resource("first")])

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from mcp_channels import topics
-from mcp_channels.listen import frames, link
+from mcp_channels import layers, topics
+from mcp_channels.listen import frames
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import Topic
@@ -32,6 +32,9 @@ JOIN_TIMEOUT: Final = 2.0
 
 OPERATION_TIMEOUT: Final = 5.0
 """Seconds that one call of the layer, or a portion of them, may take before the layer counts as down."""
+
+PUBLISHERS: Final = 10_000
+"""The most publishers whose last number is remembered."""
 
 PORTION: Final = 100
 """The most groups that are joined at the same time."""
@@ -121,12 +124,13 @@ class Hub:
         self._work = asyncio.Event()
         self._down = False
         self._failures = 0
-        self._receiver_failed = False
         self._connections: tuple[int, ...] = ()
         self._last_used = self._renewed_at = self._probed_at = self._loop.time()
         self._name = secrets.token_hex(8)
         self._fences: dict[int, asyncio.Future[None]] = {}
         self._tokens = itertools.count()
+        self._numbers: dict[str, int] = {}
+        self._joined_at = self._loop.time()
         self._marked: set[Stream] = set()
         self._flushing: asyncio.TimerHandle | None = None
         self._flush_at = 0.0
@@ -248,6 +252,9 @@ class Hub:
         return entry.topic
 
     def _dispatch(self, message: dict[str, Any]) -> None:
+        if "number" in message and self._has_missed(message):
+            logger.warning("The channel layer dropped messages; every stream was told that its topics may have changed")
+            self.mark_all()
         match message.get("type"):
             case topics.CHANGED:
                 for topic in topics.read_changed(message):
@@ -262,6 +269,24 @@ class Hub:
                     fence.set_result(None)
             case _:
                 pass
+
+    def _has_missed(self, message: dict[str, Any]) -> bool:
+        """
+        Whether a publisher's numbers show that a message was dropped by the layer.
+        """
+        match message:
+            case {"type": kind, "from": str(name), "number": int(number), "since": float() | int() | None as since}:
+                before = number if kind == topics.SEQUENCE else number - 1
+            case _:
+                return False
+        last = self._numbers.pop(name, None)
+        self._numbers[name] = number if last is None else max(last, number)
+        if len(self._numbers) > PUBLISHERS:
+            del self._numbers[next(iter(self._numbers))]
+        if last is not None:
+            return before > last
+        # Not heard of until now: was the one before sent when this hub could hear it?
+        return since is not None and self._loop.time() - since > self._joined_at
 
     # Waking writers
 
@@ -337,7 +362,6 @@ class Hub:
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # the edge of the receive loop: whatever a layer raises is an outage
-                self._receiver_failed = True
                 self._outage(error)
                 await asyncio.sleep(self._retry_delay())
                 continue
@@ -371,14 +395,15 @@ class Hub:
             self._channel = channel
             self._tasks.append(self._loop.create_task(self._receive(channel), name="mcp_channels-hub-receive"))
             await self._add([topics.EVERY_HUB])
-            self._connections = link.connections(self.layer)
-        recovering = self._down or self._connections != link.connections(self.layer)
+            self._joined_at = self._loop.time()
+            self._connections = layers.connections(self.layer)
+        recovering = self._down or self._connections != layers.connections(self.layer)
         if recovering:
             await self._add(self._groups())
         batch, self._joining = self._joining, None
         if batch is not None:
             try:
-                await self._add([entry.topic.group for entry in batch.entries])
+                await self._add(self._groups_of(entry.topic for entry in batch.entries))
             except BaseException:
                 self._postpone(batch)
                 raise
@@ -390,7 +415,7 @@ class Hub:
                 self._mark(entry)
         await self._leave()
         now = self._loop.time()
-        expiry = link.group_expiry(self.layer)
+        expiry = layers.group_expiry(self.layer)
         if expiry is not None and now - self._renewed_at >= expiry / 4:
             self._renewed_at = now
             await self._add(self._groups())
@@ -417,14 +442,19 @@ class Hub:
                 self._joining.entries.append(entry)
 
     def _groups(self) -> list[str]:
-        return [topics.EVERY_HUB, *(topic.group for topic, entry in self._entries.items() if entry.joining is None)]
+        joined = (topic for topic, entry in self._entries.items() if entry.joining is None)
+        return [topics.EVERY_HUB, *self._groups_of(joined)]
+
+    def _groups_of(self, wanted: Iterable[Topic]) -> list[str]:
+        # On a bounded layer everything goes to every hub.
+        return [] if layers.is_bounded(self.layer) else [topic.group for topic in wanted]
 
     async def _add(self, groups: list[str]) -> None:
         for some in _portions(groups):
             async with asyncio.timeout(OPERATION_TIMEOUT):
                 await asyncio.gather(*(self.layer.group_add(group, self._channel) for group in some))
         # A layer may return from a join before the broker has heard of it, so see a message come through.
-        await self._fence(self.layer.group_send, groups if link.is_sharded(self.layer) else groups[-1:])
+        await self._fence(self.layer.group_send, groups if layers.is_sharded(self.layer) else groups[-1:])
 
     async def _fence(self, send: Any, destinations: Iterable[str | None]) -> None:
         for destination in destinations:
@@ -441,7 +471,7 @@ class Hub:
     async def _leave(self) -> None:
         while self._leaving:
             topic = self._leaving[0]
-            if topic not in self._entries:
+            if topic not in self._entries and self._groups_of([topic]):
                 async with asyncio.timeout(OPERATION_TIMEOUT):
                     await self.layer.group_discard(topic.group, self._channel)
             # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
@@ -449,7 +479,7 @@ class Hub:
 
     async def _forget_groups(self) -> None:
         if self._channel is not None:
-            for group in [*self._groups(), *(topic.group for topic in self._leaving)]:
+            for group in [*self._groups(), *self._groups_of(self._leaving)]:
                 await self.layer.group_discard(group, self._channel)
 
     # Outages
@@ -471,12 +501,15 @@ class Hub:
         return delay
 
     def _recovered(self) -> None:
-        self._connections = link.connections(self.layer)
+        self._connections = layers.connections(self.layer)
         self.mark_all()
         if self._down:
             logger.warning("The channel layer is back; every stream was told that its topics may have changed")
-        self._down = self._receiver_failed = False
+        self._down = False
         self._failures = 0
+        # What was missed meanwhile has been made up for.
+        self._numbers.clear()
+        self._joined_at = self._loop.time()
 
 
 _hubs: dict[asyncio.AbstractEventLoop, Hub] = {}

@@ -72,6 +72,28 @@ async def test_a_burst_of_topics_loses_none(layered):
         assert sorted(heard) == sorted(uris)
 
 
+@pytest.mark.parametrize("kind", ["daphne", "uvicorn"])
+async def test_a_layer_with_tiny_queues_loses_nothing_in_silence(make_project, redis, kind):
+    """
+    Queues of three messages, four publishing processes, and a server that is busy with something else.
+    """
+    config = json.dumps({"prefix": f"tiny-{kind}", "capacity": 3})
+    project = make_project(REDIS_URL=redis.url, CHANNEL_LAYER_CONFIG=config, **LAYERS["core"])
+    server = project.serve(kind, application=PAGES)
+    uris = [f"page:{number}" for number in range(200)]
+    async with listening(server.port, {"resourceSubscriptions": uris}) as stream:
+        publish = "import time\nfor uri in uris:\n  notify.notify_resource_updated(uri)\n  time.sleep(0.003)"
+        workers = [project.new_worker() for _ in range(4)]
+        work = [asyncio.to_thread(worker.run, publish, uris=uris[number::4]) for number, worker in enumerate(workers)]
+        busy = asyncio.create_task(call(server.port, "tools/call", {"name": "hog", "arguments": {"seconds": 1}}))
+        await asyncio.gather(*work)
+        await busy
+        missing = set(uris)
+        async with asyncio.timeout(20):
+            while missing:
+                missing.discard((await stream.message(timeout=15))["params"]["uri"])
+
+
 async def test_many_streams_join_and_leave_and_join_again(layered):
     server = layered.serve("uvicorn", application=PAGES)
     for _ in range(3):

@@ -318,6 +318,51 @@ async def test_a_layer_that_brings_nothing_any_more_counts_as_down(monkeypatch, 
             await until(lambda: told(socket) == ["notifications/tools/list_changed"])
 
 
+def numbered(number, since=None, *, name="p", kind=topics.CHANGED, changed=()):
+    message = {**topics.changed_message(changed), "type": kind}
+    return {**message, "from": name, "number": number, "since": since}
+
+
+@pytest.mark.parametrize(
+    ("messages", "missed"),
+    [
+        ([numbered(1), numbered(2, 0.1), numbered(3, 0.1)], False),
+        ([numbered(1), numbered(3, 0.1)], True),
+        ([numbered(1), numbered(1, 0.1, kind=topics.SEQUENCE)], False),
+        ([numbered(1), numbered(2, 0.1, kind=topics.SEQUENCE)], True),
+        # Another publisher's numbers are its own.
+        ([numbered(1), numbered(1, name="q"), numbered(2, 0.1, name="q"), numbered(2, 0.1)], False),
+        # Not heard of before: what it sent an hour ago went before this hub was there.
+        ([numbered(57, 3600.0)], False),
+        ([numbered(57, 3600.0), numbered(59, 0.1)], True),
+        ([numbered(57, 0.0)], True),
+        ([numbered(57, 3600.0, kind=topics.SEQUENCE)], False),
+        ([numbered(1, 0.0, kind=topics.SEQUENCE)], True),
+        # A message that comes twice, or late, says nothing.
+        ([numbered(1), numbered(2, 0.1), numbered(1), numbered(3, 0.1)], False),
+        ([{**numbered(1), "from": 7}, {**numbered(3), "number": "x"}, {**numbered(3), "since": "x"}], False),
+    ],
+)
+async def test_a_message_that_the_layer_dropped_shows_in_the_next(messages, missed):
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS) as (_, socket):
+            await asyncio.sleep(0.01)
+            for message in messages:
+                await layer.group_send(topics.EVERY_HUB, message)
+            await asyncio.sleep(0.2)
+            assert (told(socket) != []) is missed
+
+
+async def test_a_bounded_layer_needs_no_group_but_one(monkeypatch):
+    monkeypatch.setattr(hub_module.layers, "is_bounded", lambda layer: True)
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a"), TOOLS) as (_, socket):
+            assert layer.added == [topics.EVERY_HUB]
+            await layer.group_send(topics.EVERY_HUB, numbered(1, changed=[resource("a")]))
+            await settle()
+            assert told(socket) == ["a"]
+
+
 async def test_each_event_loop_has_a_hub_of_its_own():
     async with running() as (hub, layer):
         assert Hub.current(layer) is hub

@@ -3,6 +3,7 @@ A server whose resources have URIs of any text, and a tool that says that one ch
 """
 
 import os
+import time
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
@@ -30,6 +31,13 @@ async def secret() -> str:
 async def touch(uris: list[str]) -> str:
     for uri in uris:
         await anotify_resource_updated(uri)
+    return "done"
+
+
+@server.tool()
+async def hog(seconds: float) -> str:
+    # Keeps the event loop to itself, as bad code does.
+    time.sleep(seconds)  # noqa: ASYNC251
     return "done"
 
 

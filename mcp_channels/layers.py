@@ -1,5 +1,7 @@
 """
-What the hub must know of a channel layer beyond its public interface.
+What must be known of a channel layer beyond its public interface.
+
+A layer with queues of a fixed size (``channels_redis.core``) drops what doesn't fit, and tells neither side.
 
 ``channels_redis.pubsub`` reconnects on its own, inside the Redis client, and tells nobody; what was published in
 between is lost without a trace. The identity of the sockets under the layer shows it. This is the only place that looks
@@ -9,6 +11,8 @@ behind a layer's interface; where it finds nothing that it knows, it says so, an
 import asyncio
 from typing import Any
 
+from channels.layers import InMemoryChannelLayer
+
 
 def _shards(layer: Any) -> list[Any]:
     loops = getattr(layer, "_layers", None)
@@ -17,6 +21,14 @@ def _shards(layer: Any) -> list[Any]:
     # A plain dictionary look-up: the layer's own accessor would make a new entry.
     shards = getattr(loops.get(asyncio.get_running_loop()), "_shards", [])
     return list(shards)
+
+
+def is_bounded(layer: Any) -> bool:
+    """
+    Whether the layer may drop a message because a receiver's queue is full. The layer in memory has such queues too,
+    but publisher and receiver share its event loop, and the receiver empties its queue whenever it runs.
+    """
+    return isinstance(getattr(layer, "capacity", None), int) and not isinstance(layer, InMemoryChannelLayer)
 
 
 def is_sharded(layer: Any) -> bool:
