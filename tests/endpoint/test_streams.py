@@ -86,6 +86,15 @@ async def test_an_empty_filter_is_acknowledged_and_stays_open(served, asked):
         await stream.silence(0.3)
 
 
+async def test_tasks_of_others_are_dropped_silently(served):
+    capabilities = {"extensions": {"io.modelcontextprotocol/tasks": {}}}
+    meta = {**META, "io.modelcontextprotocol/clientCapabilities": capabilities}
+    body = listen_body({"taskIds": ["a", "b"], "toolsListChanged": True}, meta=meta)
+    async with request(served.port, headers=listen_headers(), body=body, token=served.token) as response:
+        acknowledgment = await response.message()
+        assert acknowledgment["params"]["notifications"] == {"toolsListChanged": True}
+
+
 async def test_a_kind_that_the_server_does_not_offer_is_not_honoured(served):
     asked = {"promptsListChanged": True, "toolsListChanged": True}
     async with listening(served.port, asked, path="/open/mcp") as stream:

@@ -220,10 +220,12 @@ def test_the_demo_runs_once_on_the_loopback_interface_and_leaves_nothing(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_ends_with_ctrl_c(tmp_path):
+@pytest.mark.parametrize("how", ["ctrl-c", "SIGTERM"])
+def test_the_demo_ends_when_told_to_and_leaves_nothing(tmp_path, how):
+    port = free_port()
     env = _plain_environment(tmp_path)
     process = subprocess.Popen(
-        [sys.executable, "manage.py", "demo", "--port", str(free_port())],
+        [sys.executable, "manage.py", "demo", "--port", str(port)],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -234,7 +236,10 @@ def test_the_demo_ends_with_ctrl_c(tmp_path):
     try:
         for line in process.stdout:
             if line.startswith("heard"):
-                os.killpg(process.pid, signal.SIGINT)
+                if how == "ctrl-c":
+                    os.killpg(process.pid, signal.SIGINT)
+                else:
+                    process.terminate()
                 break
         rest = process.stdout.read()
         process.wait(20)
@@ -245,3 +250,5 @@ def test_the_demo_ends_with_ctrl_c(tmp_path):
         process.stdout.close()
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)

@@ -84,6 +84,8 @@ async def test_a_layer_with_tiny_queues_loses_nothing_in_silence(make_project, r
     async with listening(server.port, {"resourceSubscriptions": uris}) as stream:
         publish = "import time\nfor uri in uris:\n  notify.notify_resource_updated(uri)\n  time.sleep(0.003)"
         workers = [project.new_worker() for _ in range(4)]
+        for worker in workers:
+            await asyncio.to_thread(worker.run, "pass")
         work = [asyncio.to_thread(worker.run, publish, uris=uris[number::4]) for number, worker in enumerate(workers)]
         busy = asyncio.create_task(call(server.port, "tools/call", {"name": "hog", "arguments": {"seconds": 1}}))
         await asyncio.gather(*work)

@@ -5,6 +5,7 @@ The whole thing at work, on a database of its own.
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,8 @@ class Command(BaseCommand):
         """
         See BaseCommand.
         """
+        # Ended by whatever means, it leaves no process and no file.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         if _DIRECTORY not in os.environ:
             # The settings of this process name the project's own database, which the demo must leave alone.
             sys.exit(_again_on_a_fresh_database())
@@ -134,8 +137,9 @@ def _again_on_a_fresh_database() -> int:
         while True:
             try:
                 return process.wait()
-            except KeyboardInterrupt:  # the terminal sent it to the child too, which ends by itself
-                continue
+            except KeyboardInterrupt:
+                # A terminal has sent it to the child too, anybody else hasn't; twice does no harm.
+                process.terminate()
 
 
 @contextlib.contextmanager
