@@ -9,7 +9,7 @@ import pytest
 from channels.layers import InMemoryChannelLayer
 
 from mcp_channels import topics
-from mcp_channels.listen import hub as hub_module
+from mcp_channels.listen import hub as hub_module, membership
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
 from mcp_channels.topics import TOOLS, resource
@@ -134,7 +134,8 @@ async def test_many_streams_share_one_channel_and_one_membership():
         ):
             assert layer.new_channels == 1
             assert sorted(layer.added) == sorted([topics.EVERY_HUB, resource("a").group, TOOLS.group])
-            assert len(hub._tasks) == 3
+            names = sorted(task.get_name() for task in asyncio.all_tasks() if "hub" in task.get_name())
+            assert names == ["mcp_channels-hub-layer", "mcp_channels-hub-receive", "mcp_channels-hub-sweep"]
 
 
 async def test_equal_uris_are_kept_once():
@@ -263,7 +264,7 @@ async def test_nothing_published_while_a_group_is_being_joined_is_lost():
 
 
 async def test_streams_open_while_the_layer_is_down_and_hear_of_everything_when_it_is_back(monkeypatch, caplog):
-    monkeypatch.setattr(hub_module, "RETRY_DELAY", 0.02)
+    monkeypatch.setattr(membership, "RETRY_DELAY", 0.02)
     async with running() as (hub, layer):
         layer.broken = True
         async with asyncio.timeout(5):
@@ -277,7 +278,7 @@ async def test_streams_open_while_the_layer_is_down_and_hear_of_everything_when_
 
 
 async def test_a_layer_that_never_answers_holds_no_stream_up(monkeypatch):
-    monkeypatch.setattr(hub_module, "JOIN_TIMEOUT", 0.05)
+    monkeypatch.setattr(membership, "JOIN_TIMEOUT", 0.05)
     async with running() as (hub, layer):
         layer.gate.clear()
         async with asyncio.timeout(2):
@@ -290,10 +291,10 @@ async def test_a_layer_that_never_answers_holds_no_stream_up(monkeypatch):
 async def test_a_layer_that_forgets_its_groups_is_reminded(monkeypatch):
     async with running() as (hub, layer):
         layer.group_expiry = 0.2
-        monkeypatch.setattr(hub_module, "PROBE_INTERVAL", 0.05)
+        monkeypatch.setattr(membership, "PROBE_INTERVAL", 0.05)
         async with attached(hub, TOOLS) as (_, socket):
             layer.groups.clear()
-            hub._work.set()
+            hub._membership._work.set()
             await until(lambda: TOOLS.group in layer.groups)
             await publish(layer, TOOLS)
             assert "notifications/tools/list_changed" in told(socket)
@@ -303,9 +304,9 @@ async def test_a_layer_that_brings_nothing_any_more_counts_as_down(monkeypatch, 
     """
     Sends succeed and nothing arrives: only a message of one's own shows it.
     """
-    monkeypatch.setattr(hub_module, "PROBE_INTERVAL", 0.05)
-    monkeypatch.setattr(hub_module, "OPERATION_TIMEOUT", 0.2)
-    monkeypatch.setattr(hub_module, "RETRY_DELAY", 0.02)
+    monkeypatch.setattr(membership, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(membership, "OPERATION_TIMEOUT", 0.2)
+    monkeypatch.setattr(membership, "RETRY_DELAY", 0.02)
     async with running() as (hub, layer):
         async with attached(hub, TOOLS) as (_, socket):
 
@@ -354,7 +355,7 @@ async def test_a_message_that_the_layer_dropped_shows_in_the_next(messages, miss
 
 
 async def test_a_bounded_layer_needs_no_group_but_one(monkeypatch):
-    monkeypatch.setattr(hub_module.layers, "is_bounded", lambda layer: True)
+    monkeypatch.setattr(membership.layers, "is_bounded", lambda layer: True)
     async with running() as (hub, layer):
         async with attached(hub, resource("a"), TOOLS) as (_, socket):
             assert layer.added == [topics.EVERY_HUB]

@@ -1,0 +1,349 @@
+"""
+A hub's place on the channel layer: one channel, and the groups that it is in.
+
+All that is slow, or can fail, is here: joining and leaving, seeing that messages still come, and coming back after an
+outage. When something may have been missed, the hub is told so; it is never told nothing.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Final
+
+from mcp_channels import layers, topics
+from mcp_channels.topics import Topic
+
+FENCE: Final = "mcp_channels.fence"
+"""The ``type`` of a message that a hub sends to itself, to see that it would hear others'."""
+
+JOIN_TIMEOUT: Final = 2.0
+"""Seconds that a stream's acknowledgment waits for its groups; past it, the stream is told of all changes later."""
+
+OPERATION_TIMEOUT: Final = 5.0
+"""Seconds that one call of the layer, or a portion of them, may take before the layer counts as down."""
+
+PORTION: Final = 100
+"""The most groups that are joined at the same time."""
+
+FENCE_RETRY: Final = 0.25
+"""Seconds after which a fence that did not come back is sent again."""
+
+PROBE_INTERVAL: Final = 2.0
+"""Seconds between two looks at whether the layer still brings messages."""
+
+RETRY_DELAY: Final = 0.25
+"""Seconds before the first new attempt at a layer that failed; doubled with each, up to ``RETRY_CEILING``."""
+
+RETRY_CEILING: Final = 2.0
+
+PUBLISHERS: Final = 10_000
+"""The most publishers whose last number is remembered."""
+
+logger = logging.getLogger("mcp_channels.hub")
+
+Receive = Callable[[dict[str, Any]], None]
+"""Takes a message of the layer."""
+
+Missed = Callable[[Iterable[Topic] | None], None]
+"""Hears that changes of these topics may have been missed; None: of any."""
+
+
+class Joining:
+    """
+    Topics whose groups are joined in one go. ``late`` says that somebody stopped waiting for it.
+    """
+
+    __slots__ = ("done", "late", "topics")
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self.topics: list[Topic] = []
+        self.done = done
+        self.late = False
+
+    def release(self) -> None:
+        """
+        Let those go on who wait for it.
+        """
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class Membership:
+    """
+    One hub's channel and groups. All methods are to be called on its event loop.
+    """
+
+    def __init__(self, layer: Any, *, receive: Receive, missed: Missed) -> None:
+        self.layer = layer
+        self._receive = receive
+        self._missed = missed
+        self._loop = asyncio.get_running_loop()
+        self._name = secrets.token_hex(8)
+        self._channel: str | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._work = asyncio.Event()
+        self._wanted: set[Topic] = set()
+        self._joined: dict[Topic, None] = {}
+        self._joining: Joining | None = None
+        self._leaving: deque[Topic] = deque()
+        self._fences: dict[int, asyncio.Future[None]] = {}
+        self._tokens = itertools.count()
+        self._down = False
+        self._failures = 0
+        self._connections: tuple[int, ...] = ()
+        self._numbers: dict[str, int] = {}
+        self._joined_at = self._renewed_at = self._probed_at = self._loop.time()
+
+    def start(self) -> None:
+        """
+        Get a channel, and begin to receive.
+        """
+        if not self._tasks:
+            self._tasks = [self._loop.create_task(self._tend(), name="mcp_channels-hub-layer")]
+
+    async def close(self) -> None:
+        """
+        End the tasks, and leave the groups, if the layer lets one.
+        """
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        try:
+            async with asyncio.timeout(1):
+                for group in [*self._groups(), *self._groups_of(self._leaving)] if self._channel else []:
+                    await self.layer.group_discard(group, self._channel)
+        except Exception as error:  # the layer is down; its own expiry does the rest
+            logger.debug("Groups could not be left: %r", error)
+
+    def join(self, topic: Topic) -> Joining:
+        """
+        Join a topic's group soon; ``wait`` for what this returns.
+        """
+        if self._joining is None:
+            self._joining = Joining(self._loop.create_future())
+        self._joining.topics.append(topic)
+        self._wanted.add(topic)
+        self._work.set()
+        return self._joining
+
+    def leave(self, left: Iterable[Topic]) -> None:
+        """
+        Leave these topics' groups soon.
+        """
+        for topic in left:
+            self._wanted.discard(topic)
+            self._joined.pop(topic, None)
+            self._leaving.append(topic)
+        self._work.set()
+
+    async def wait(self, joinings: Iterable[Joining]) -> None:
+        """
+        Return when the groups have been joined. A layer that is down, or slow, holds nobody up: then the hub hears
+        later that changes may have been missed.
+        """
+        open_ones = [joining for joining in joinings if not joining.done.done()]
+        if open_ones and not self._down:
+            await asyncio.wait([joining.done for joining in open_ones], timeout=JOIN_TIMEOUT)
+        for joining in open_ones:
+            if not joining.done.done():
+                joining.late = True
+
+    # Receiving
+
+    async def _receive_all(self, channel: str) -> None:
+        while True:
+            try:
+                message = await self.layer.receive(channel)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the edge of the receive loop: whatever a layer raises is an outage
+                self._fail(error)
+                await asyncio.sleep(self._retry_delay())
+                continue
+            try:
+                self._take(message)
+            except Exception:  # one bad message must not end the loop that all streams live on
+                logger.exception("A message of the channel layer could not be handled")
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message.get("type") == FENCE:
+            fence = self._fences.get(message.get("token", -1)) if message.get("hub") == self._name else None
+            if fence is not None and not fence.done():
+                fence.set_result(None)
+            return
+        if "number" in message and self._has_missed(message):
+            logger.warning("The channel layer dropped messages; every stream was told that its topics may have changed")
+            self._missed(None)
+        self._receive(message)
+
+    def _has_missed(self, message: dict[str, Any]) -> bool:
+        """
+        Whether a publisher's numbers show that a message was dropped by the layer.
+        """
+        match message:
+            case {"type": kind, "from": str(name), "number": int(number), "since": float() | int() | None as since}:
+                before = number if kind == topics.SEQUENCE else number - 1
+            case _:
+                return False
+        last = self._numbers.pop(name, None)
+        self._numbers[name] = number if last is None else max(last, number)
+        if len(self._numbers) > PUBLISHERS:
+            del self._numbers[next(iter(self._numbers))]
+        if last is not None:
+            return before > last
+        # Not heard of until now: was the one before sent when this hub could hear it?
+        return since is not None and self._loop.time() - since > self._joined_at
+
+    # Joining and leaving
+
+    async def _tend(self) -> None:
+        while True:
+            self._work.clear()
+            try:
+                await self._tend_once()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # the edge: whatever a layer raises is an outage
+                self._fail(error)
+            delay = self._retry_delay() if self._down else PROBE_INTERVAL / 2
+            try:
+                async with asyncio.timeout(delay):
+                    await self._work.wait()
+                    if self._down:
+                        await asyncio.sleep(delay)
+            except TimeoutError:
+                pass
+
+    async def _tend_once(self) -> None:
+        if self._channel is None:
+            await self._open()
+        recovering = self._down or self._connections != layers.connections(self.layer)
+        if recovering:
+            await self._add(self._groups())
+        late = await self._join_all()
+        if recovering:
+            self._recover()
+        elif late:
+            self._missed(late)
+        await self._leave_all()
+        await self._renew()
+
+    async def _open(self) -> None:
+        async with asyncio.timeout(OPERATION_TIMEOUT):
+            channel = await self.layer.new_channel()
+        self._channel = channel
+        self._tasks.append(self._loop.create_task(self._receive_all(channel), name="mcp_channels-hub-receive"))
+        await self._add([topics.EVERY_HUB])
+        self._joined_at = self._loop.time()
+        self._connections = layers.connections(self.layer)
+
+    async def _join_all(self) -> list[Topic]:
+        """
+        Join what is to be joined, and return those topics whose streams did not wait for it.
+        """
+        joining, self._joining = self._joining, None
+        if joining is None:
+            return []
+        joining.topics = [topic for topic in joining.topics if topic in self._wanted]
+        try:
+            await self._add(self._groups_of(joining.topics))
+        except BaseException:
+            self._postpone(joining)
+            raise
+        # Some may have been given up meanwhile.
+        self._joined.update((topic, None) for topic in joining.topics if topic in self._wanted)
+        joining.release()
+        return joining.topics if joining.late else []
+
+    def _postpone(self, joining: Joining) -> None:
+        joining.release()
+        if self._joining is None:
+            self._joining = Joining(self._loop.create_future())
+        self._joining.late = True
+        self._joining.topics.extend(joining.topics)
+
+    async def _leave_all(self) -> None:
+        while self._leaving:
+            topic = self._leaving[0]
+            if topic not in self._wanted:
+                for group in self._groups_of([topic]):
+                    async with asyncio.timeout(OPERATION_TIMEOUT):
+                        await self.layer.group_discard(group, self._channel)
+            # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
+            self._leaving.popleft()
+
+    async def _renew(self) -> None:
+        now = self._loop.time()
+        expiry = layers.group_expiry(self.layer)
+        if expiry is not None and now - self._renewed_at >= expiry / 4:
+            self._renewed_at = now
+            await self._add(self._groups())
+        if now - self._probed_at >= PROBE_INTERVAL:
+            self._probed_at = now
+            await self._fence(self.layer.send, [self._channel])
+
+    def _groups(self) -> list[str]:
+        return [topics.EVERY_HUB, *self._groups_of(self._joined)]
+
+    def _groups_of(self, wanted: Iterable[Topic]) -> list[str]:
+        # On a bounded layer everything goes to every hub.
+        return [] if layers.is_bounded(self.layer) else [topic.group for topic in wanted]
+
+    async def _add(self, groups: list[str]) -> None:
+        for some in _portions(groups):
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await asyncio.gather(*(self.layer.group_add(group, self._channel) for group in some))
+        # A layer may return from a join before the broker has heard of it, so see a message come through.
+        await self._fence(self.layer.group_send, groups if layers.is_sharded(self.layer) else groups[-1:])
+
+    async def _fence(
+        self, send: Callable[[Any, dict[str, Any]], Awaitable[None]], destinations: Iterable[str | None]
+    ) -> None:
+        for destination in destinations:
+            token = next(self._tokens)
+            fence = self._fences[token] = self._loop.create_future()
+            try:
+                async with asyncio.timeout(OPERATION_TIMEOUT):
+                    while not fence.done():
+                        await send(destination, {"type": FENCE, "hub": self._name, "token": token})
+                        await asyncio.wait([fence], timeout=FENCE_RETRY)
+            finally:
+                del self._fences[token]
+
+    # Outages
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        if self._down:
+            return
+        self._down = True
+        logger.error("The channel layer failed (%s); streams stay open until it is back", type(error).__name__)
+        self._work.set()
+        if self._joining is not None:
+            self._joining.late = True
+            self._joining.release()
+
+    def _recover(self) -> None:
+        self._connections = layers.connections(self.layer)
+        self._missed(None)
+        if self._down:
+            logger.warning("The channel layer is back; every stream was told that its topics may have changed")
+        self._down = False
+        self._failures = 0
+        # What was missed meanwhile has been made up for.
+        self._numbers.clear()
+        self._joined_at = self._loop.time()
+
+    def _retry_delay(self) -> float:
+        delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
+        return delay
+
+
+def _portions(groups: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(groups), PORTION):
+        yield groups[start : start + PORTION]
