@@ -2,10 +2,7 @@
 The SDK's server, plus models as resources, scopes, and changes that reach listening clients.
 """
 
-import base64
-import binascii
 import inspect
-import json
 from collections.abc import Callable, Collection
 from typing import Any, Final, TypeVar
 
@@ -31,7 +28,7 @@ from mcp_channels.auth.principals import Caller
 from mcp_channels.conf import settings
 from mcp_channels.models import Principal
 from mcp_channels.notify import _apublish, publish
-from mcp_channels.resources import authorize
+from mcp_channels.resources import authorize, listing
 from mcp_channels.resources.model import ModelResource
 from mcp_channels.resources.watch import watch
 
@@ -264,29 +261,15 @@ class MCPServer(SDKServer[Any]):
 
     async def _list_resources(self, ctx: Any, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
         who = _call(ctx).caller
-        index, after = _read_cursor(params.cursor if params is not None else None, len(self.model_resources))
-        listed = [] if index or after else [item for item in await self.list_resources() if self._may_read(who, item)]
-        page, cursor = await database_sync_to_async(self._page)(who, index, after, settings.resource_page_size)
-        return types.ListResourcesResult(resources=[*listed, *page], next_cursor=cursor)
-
-    def _page(self, who: Caller, index: int, after: str | None, limit: int) -> tuple[list[types.Resource], str | None]:
-        page: list[types.Resource] = []
-        while index < len(self.model_resources):
-            resource = self.model_resources[index]
-            try:
-                rows, after = resource.page(who, after=after, limit=limit - len(page))
-            except ValueError:
-                raise _invalid_cursor() from None
-            page.extend(
-                types.Resource(uri=resource.uri_of(row), name=resource.get_name(row), mime_type=resource.mime_type)
-                for row in rows
-            )
-            if after is None:
-                index += 1
-            if len(page) >= limit or after is not None:
-                break
-        more = index < len(self.model_resources)
-        return page, _cursor(index, after) if more else None
+        cursor = params.cursor if params is not None else None
+        # The SDK's own come first, all on the first page.
+        own = [] if cursor else [item for item in await self.list_resources() if self._may_read(who, item)]
+        list_page = database_sync_to_async(listing.page)
+        try:
+            rows, following = await list_page(self.model_resources, who, cursor, limit=settings.resource_page_size)
+        except ValueError:
+            raise MCPError(code=types.INVALID_PARAMS, message="Invalid cursor") from None
+        return types.ListResourcesResult(resources=[*own, *rows], next_cursor=following)
 
     def _may_read(self, who: Caller, item: types.Resource) -> bool:
         return who.has_scope(self._scopes.get(("resource", str(item.uri))))
@@ -298,17 +281,7 @@ class MCPServer(SDKServer[Any]):
             for item in await self.list_resource_templates()
             if who.has_scope(self._scopes.get(("resource", str(item.uri_template))))
         ]
-        templates.extend(
-            types.ResourceTemplate(
-                uri_template=resource.uri,
-                name=resource.name or str(resource.model._meta.verbose_name),
-                title=resource.title,
-                description=resource.description,
-                mime_type=resource.mime_type,
-            )
-            for resource in self.model_resources
-            if resource.is_offered(who)
-        )
+        templates.extend(listing.templates(self.model_resources, who))
         return types.ListResourceTemplatesResult(resource_templates=templates)
 
 
@@ -366,23 +339,3 @@ def _declaration(uri: str, static: Collection[str], templates: Collection[tuple[
     if uri in static:
         return uri
     return next((text for text, template in templates if template.match(uri) is not None), None)
-
-
-def _invalid_cursor() -> MCPError:
-    return MCPError(code=types.INVALID_PARAMS, message="Invalid cursor")
-
-
-def _cursor(index: int, after: str | None) -> str:
-    return base64.urlsafe_b64encode(json.dumps([index, after]).encode()).decode()
-
-
-def _read_cursor(cursor: str | None, resources: int) -> tuple[int, str | None]:
-    if cursor is None:
-        return 0, None
-    try:
-        match json.loads(base64.urlsafe_b64decode(cursor.encode("ascii"))):
-            case [int(index), None | str() as after] if 0 <= index < resources and not isinstance(index, bool):
-                return index, after
-    except (ValueError, RecursionError, binascii.Error):
-        pass
-    raise _invalid_cursor()

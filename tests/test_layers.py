@@ -45,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
         "django",
         "rest_framework",
         "mcp",
+        "mcp_types",
         "mcp_channels.auth",
         "mcp_channels.models",
         "mcp_channels.notify",

@@ -174,7 +174,7 @@ async def test_nothing_published_after_the_acknowledgment_is_missed(served):
         # A new topic each time, so that each round joins a group.
         asked = {"toolsListChanged": True} if number % 5 == 0 else {"resourceSubscriptions": [f"note://{number + 1}"]}
         if number % 5:
-            worker.run("Note.objects.get_or_create(pk=pk, defaults={'title': 'x', 'shared': True})", pk=number + 1)
+            worker.run("Note.objects.update_or_create(pk=pk, defaults={'title': 'x', 'shared': True})", pk=number + 1)
         async with listening(served.port, asked, token=served.token) as stream:
             if number % 5 == 0:
                 await asyncio.to_thread(worker.run, "notify.notify_tools_changed()")
@@ -294,7 +294,7 @@ ODD_URIS = [
 
 @requirement("resources:validate-uris")
 async def test_odd_uris_name_nothing_and_break_nothing(served):
-    served.project.worker.run("Note.objects.get_or_create(pk=1, defaults={'title': 'x', 'shared': True})")
+    served.project.worker.run("Note.objects.update_or_create(pk=1, defaults={'title': 'x', 'shared': True})")
     asked = {"resourceSubscriptions": [*ODD_URIS, "note://1"]}
     async with listening(served.port, asked, token=served.token) as stream:
         assert stream.honoured == {"resourceSubscriptions": ["note://1"]}

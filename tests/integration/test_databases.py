@@ -69,7 +69,7 @@ async def test_a_rollback_tells_nothing(stored):
 async def test_odd_uris_break_no_database(stored):
     server = stored.serve("uvicorn")
     token = stored.token()
-    stored.worker.run("Note.objects.get_or_create(pk=1, defaults={'title': 'x', 'shared': True})")
+    stored.worker.run("Note.objects.update_or_create(pk=1, defaults={'title': 'x', 'shared': True})")
     asked = {"resourceSubscriptions": [*ODD_URIS, "note://1"]}
     async with listening(server.port, asked, token=token) as stream:
         assert stream.honoured == {"resourceSubscriptions": ["note://1"]}
