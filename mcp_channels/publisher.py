@@ -16,6 +16,7 @@ after, in case the last message was the one that was dropped.
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401  # registered for the exit before this module
 import logging
 import os
 import secrets
@@ -23,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from typing import Any, Final
 
 from channels.layers import get_channel_layer
@@ -100,7 +102,8 @@ class Publisher:
         with self._lock:
             if not self._everything:
                 self._waiting.update(dict.fromkeys(changed))
-            self._bound()
+            if topics.EVERYTHING in self._waiting or len(self._waiting) > MAX_WAITING:
+                self._replace()
             self._start_draining()
 
     def flush(self, timeout: float) -> bool:
@@ -111,10 +114,9 @@ class Publisher:
 
     # The rest of the class, but for _drain and what it calls, runs under the lock.
 
-    def _bound(self) -> None:
-        if len(self._waiting) > MAX_WAITING:
-            self._waiting.clear()
-            self._everything = True
+    def _replace(self) -> None:
+        self._waiting.clear()
+        self._everything = True
 
     def _start_draining(self) -> None:
         if not (self._waiting or self._everything):
@@ -135,6 +137,8 @@ class Publisher:
                 return loop
         if self._own is None:
             self._own = _LoopThread()
+            # A child of multiprocessing ends without running atexit.
+            Finalize(None, self.stop, exitpriority=100)
         return self._own.loop
 
     def _take(self) -> tuple[list[Topic], bool] | None:
@@ -152,7 +156,8 @@ class Publisher:
         with self._lock:
             self._waiting = {**dict.fromkeys(changed), **self._waiting}
             self._everything = self._everything or everything
-            self._bound()
+            if len(self._waiting) > MAX_WAITING:
+                self._replace()
 
     def _drain_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         _keep(loop.create_task(self._drain(), name="mcp_channels-publisher"))
@@ -163,6 +168,14 @@ class Publisher:
                 changed, everything = taken
                 try:
                     await self._send(changed, everything)
+                except (TypeError, ValueError):
+                    # No outage: the layer will never take this. What must not be is that the rest waits behind it.
+                    logger.exception(
+                        "The channel layer can't carry a notification; hubs are told of any change instead"
+                    )
+                    with self._lock:
+                        self._waiting.clear()
+                        self._everything = not everything
                 except Exception as error:  # the edge: whatever a layer raises is an outage, never the saver's fault
                     self._failed(error)
                     await asyncio.sleep(min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING))
@@ -307,4 +320,8 @@ publisher = Publisher()
 
 # Threads and loops don't survive a fork: the child starts its own when it first publishes.
 os.register_at_fork(after_in_child=publisher.reset)
+# What atexit runs comes too late to look up a host's name: by then Python has shut its thread pools down, in the order
+# against that of registration.
+if hasattr(threading, "_register_atexit"):
+    threading._register_atexit(publisher.stop)  # noqa: SLF001  # see above; there is no public way
 atexit.register(publisher.stop)

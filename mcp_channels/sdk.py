@@ -3,12 +3,15 @@ The one place that reaches into the official SDK: what its public interface does
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from mcp.server.lowlevel import Server
 from mcp.server.mcpserver import MCPServer
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel
 
 
@@ -43,6 +46,19 @@ def server_info(server: MCPServer[Any]) -> dict[str, Any]:
     return _lowlevel(server).server_info_stamp
 
 
+def new_manager(server: MCPServer[Any], **options: Any) -> StreamableHTTPSessionManager:
+    """
+    A new session manager of the server; ``options`` are those of ``streamable_http_app()``. Host and Origin have been
+    checked by Django's rules before a request comes to it.
+    """
+    # The SDK leaves the new manager on the server, where another thread may put its own before it is read.
+    with _making:
+        server.streamable_http_app(
+            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False), **options
+        )
+        return server.session_manager
+
+
 @contextmanager
 def logging_left_alone() -> Iterator[None]:
     """
@@ -55,6 +71,9 @@ def logging_left_alone() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(guard)
+
+
+_making = threading.Lock()
 
 
 def _lowlevel(server: MCPServer[Any]) -> Server[Any]:

@@ -115,7 +115,7 @@ class MCPServer(SDKServer[Any]):
         decorate = super().tool(*args, **kwargs)
 
         def decorate_scoped(function: _CallableT) -> _CallableT:
-            self._set_scope("tool", kwargs.get("name") or (args[0] if args else function.__name__), scope)
+            self._set_scope("tool", kwargs.get("name") or (args[0] if args else None) or function.__name__, scope)
             return decorate(function)
 
         return decorate_scoped

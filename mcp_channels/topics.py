@@ -6,12 +6,13 @@ hashed; the message carries the topic itself, and receivers compare that, so tha
 misdeliver.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple
 
-Kind = Literal["tools", "prompts", "resources", "resource"]
-"""What a topic is about: one of the three lists, or one resource."""
+Kind = Literal["tools", "prompts", "resources", "resource", "everything"]
+"""What a topic is about: one of the three lists, one resource, or, to publish alone, everything."""
 
 KINDS: Final[frozenset[str]] = frozenset({"tools", "prompts", "resources", "resource"})
 
@@ -64,6 +65,10 @@ RESOURCES: Final = Topic("resources")
 """The list of resources."""
 
 
+EVERYTHING: Final = Topic("everything")
+"""Any topic: to be published where there are too many to name."""
+
+
 def resource(uri: str) -> Topic:
     """
     The topic of the resource at ``uri``, compared exactly, byte for byte.
@@ -75,15 +80,19 @@ def changed_message(topics: Iterable[Topic]) -> dict[str, object]:
     """
     The channel-layer message that says that ``topics`` changed.
     """
-    return {"type": CHANGED, "topics": [list(topic) for topic in topics]}
+    # As JSON, since some layers' encodings refuse a lone surrogate, and one bad URI must not hold up the others.
+    return {"type": CHANGED, "topics": json.dumps([list(topic) for topic in topics])}
 
 
 def read_changed(message: dict[str, object]) -> Iterator[Topic]:
     """
     The topics that a message names; what is malformed or unknown to this release is skipped.
     """
-    entries = message.get("topics")
-    if not isinstance(entries, (list, tuple)):
+    try:
+        entries = json.loads(message["topics"])  # type: ignore[arg-type]  # what is no text is refused
+    except (KeyError, TypeError, ValueError):
+        return
+    if not isinstance(entries, list):
         return
     for entry in entries:
         match entry:

@@ -191,6 +191,25 @@ def test_a_forked_child_starts_anew(publisher, layer, monkeypatch):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
+def test_what_a_layer_can_not_carry_holds_nothing_else_up(publisher, layer, caplog):
+    send = layer.group_send
+
+    async def picky(group: str, message: dict) -> None:
+        if "bad" in str(message):
+            raise UnicodeEncodeError("utf-8", "x", 0, 1, "surrogates not allowed")
+        await send(group, message)
+
+    layer.group_send = picky
+    publisher.publish([resource("bad")])
+    publisher.publish([resource("good")])
+    assert publisher.flush(5)
+    publisher.publish([TOOLS])
+    assert publisher.flush(5)
+    assert (topics.EVERY_HUB, {"type": topics.RESYNC}) in layer.sent
+    assert TOOLS in layer.topics
+    assert "can't carry a notification" in caplog.text
+
+
 def test_without_a_layer_it_says_so(publisher, monkeypatch, caplog):
     monkeypatch.setattr(module, "get_channel_layer", lambda alias: None)
     publisher.publish([TOOLS])

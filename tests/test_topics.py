@@ -1,3 +1,4 @@
+import json
 import random
 import re
 
@@ -49,6 +50,15 @@ def test_a_message_gives_back_its_topics():
 @pytest.mark.parametrize("entries", [None, 7, "tools", [None], [[]], [["tools"]], [["later", "x"]], [["tools", 7]]])
 def test_what_is_malformed_is_skipped(entries):
     assert list(topics.read_changed({"type": topics.CHANGED, "topics": entries})) == []
+    assert list(topics.read_changed({"type": topics.CHANGED, "topics": json.dumps(entries)})) == []
+    assert list(topics.read_changed({"type": topics.CHANGED})) == []
+
+
+@pytest.mark.parametrize("uri", URIS)
+def test_a_message_is_ascii_whatever_the_uri(uri):
+    message = topics.changed_message([topics.resource(uri)])
+    assert str(message["topics"]).isascii()
+    assert list(topics.read_changed(message)) == [topics.resource(uri)]
 
 
 def test_batches_are_bounded_by_count_and_by_size():

@@ -12,7 +12,8 @@ from django.db import IntegrityError, transaction
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
 from rest_framework.authentication import BaseAuthentication
-from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
+from rest_framework.exceptions import APIException, AuthenticationFailed
+from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from mcp_channels.models import AccessToken, Principal
@@ -75,12 +76,12 @@ def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymou
         NotPermittedError: the answer is 403.
     """
     authenticators = [_load(item)() for item in classes]
-    drf_request = Request(request, authenticators=authenticators)
+    drf_request = Request(request, parsers=[_NoBody()], authenticators=authenticators)
     try:
         user, auth = drf_request.user, drf_request.auth
     except AuthenticationFailed as error:
         raise NotAuthenticatedError(str(error.detail), challenge=_challenge(authenticators, drf_request)) from None
-    except PermissionDenied as error:
+    except APIException as error:
         raise NotPermittedError(str(error.detail)) from None
     request.user = user
     if isinstance(auth, AccessToken):
@@ -124,6 +125,20 @@ def anonymous_name(address: str) -> str:
             return f"anonymous:{ip.ipv4_mapped}"
         return f"anonymous:{ipaddress.ip_network((ip, 64), strict=False)}"
     return f"anonymous:{ip}"
+
+
+class _NoBody(BaseParser):
+    """
+    Reads nothing: DRF's check of the CSRF token looks for one in a form, and the body is none.
+    """
+
+    media_type = "*/*"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> dict[str, Any]:
+        """
+        See BaseParser.
+        """
+        return {}
 
 
 def _load(item: Any) -> type[BaseAuthentication]:

@@ -20,10 +20,11 @@ from django.http import HttpRequest
 from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
 from mcp_channels.endpoint.endpoint import Endpoint
-from mcp_channels.endpoint.flow import flow_of
+from mcp_channels.endpoint.flow import abort, flow_of
 from mcp_channels.endpoint.request import ClientGoneError, Refusal
 from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
+from mcp_channels.listen import frames
 from mcp_channels.listen.hub import Hub, HubFullError
 from mcp_channels.listen.stream import Limits, Stream
 from mcp_channels.server import Call
@@ -126,7 +127,7 @@ class _Exchange:
         if method == "OPTIONS" and self._origin is not None:
             await self._preflight()
         elif method in ("GET", "DELETE") and incoming.header(self.scope, incoming.SESSION_HEADER) is not None:
-            await self._pass_on(request, self.receive)
+            await self._pass_on(request, self.receive, is_stream=method == "GET")
         elif method != "POST":
             raise Refusal(405, None, headers={"Allow": "POST"})
         elif incoming.may_be_listen(self.scope):
@@ -174,10 +175,24 @@ class _Exchange:
         await self._start(204, headers)
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _pass_on(self, request: HttpRequest, receive: Callable[[], Awaitable[Any]]) -> None:
-        admitted = await self.endpoint.admissions.admit(request)
+    async def _pass_on(
+        self, request: HttpRequest, receive: Callable[[], Awaitable[Any]], *, is_stream: bool = False
+    ) -> None:
+        caller = (await self.endpoint.admissions.admit(request)).caller
         send = self._send if self._origin is None else self._send_with_cors
-        await self.endpoint.upstream(self.scope, receive, send, call=Call(admitted.caller, streams=True))
+        if is_stream:
+            send = _opening(send)
+        limits = [settings.max_stream_lifetime, _seconds_until(caller.expires_at)] if is_stream else []
+        was_cut = await self.endpoint.upstream(
+            self.scope,
+            receive,
+            send,
+            call=Call(caller, streams=True),
+            lasts=min((limit for limit in limits if limit is not None), default=None),
+            is_stream=is_stream,
+        )
+        if was_cut:
+            await self._last_word()
 
     async def _send_with_cors(self, message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -211,14 +226,13 @@ class _Exchange:
             await self._pass_on(request, replay(body, self.receive))
             return None
         admitted = await self.endpoint.admissions.admit(request, listen.filter)
-        expires_at = admitted.caller.expires_at
         return Stream(
             listen.id,
             await self.endpoint.honour(admitted, listen.filter),
             endpoint=self.endpoint.name,
             server_info=self.endpoint.server_info,
             limits=_limits(),
-            expires_in=None if expires_at is None else (expires_at - datetime.now(UTC)).total_seconds(),
+            expires_in=_seconds_until(admitted.caller.expires_at),
             principal=admitted.caller.principal.pk,
         )
 
@@ -248,15 +262,36 @@ class _Exchange:
                 await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:  # the client is gone, or its socket takes nothing: the server sees to it
             logger.debug("The last message of a stream could not be sent: %r", error)
+            abort(self._send)
+
+
+def _opening(send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """
+    A ``send`` that puts a comment behind the head of a stream: Daphne sends a head with the first of its body.
+    """
+
+    async def send_opened(message: Any) -> None:
+        await send(message)
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            await send({"type": "http.response.body", "body": frames.KEEP_ALIVE, "more_body": True})
+
+    return send_opened
 
 
 async def _watch(receive: Callable[[], Any], stream: Stream) -> None:
     try:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                break
+            await asyncio.sleep(0)  # a middleware may answer for ever without waiting
     except Exception as error:  # a server may raise where another sends a message
         logger.debug("Waiting for a client to leave failed: %r", error)
     stream.end("client_closed")
+
+
+def _seconds_until(moment: datetime | None) -> float | None:
+    return None if moment is None else (moment - datetime.now(UTC)).total_seconds()
 
 
 def _limits() -> Limits:

@@ -59,6 +59,19 @@ class Flow:
         self._writable.set()
 
 
+def abort(send: Any) -> None:
+    """
+    Cut the connection behind ``send``, whose socket takes nothing any more: the server would wait for ever to flush it.
+    """
+    request = send.args[0] if isinstance(send, partial) and send.args else getattr(send, "__self__", None)
+    transport = getattr(request, "transport", None)
+    for name in ("abort", "abortConnection"):
+        cut = getattr(transport, name, None)
+        if callable(cut):
+            cut()
+            return
+
+
 def flow_of(send: Any) -> Flow | None:
     """
     The flow behind ``send``, where the server's own ``send`` doesn't wait.

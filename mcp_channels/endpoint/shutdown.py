@@ -14,7 +14,8 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mcp_channels.listen.hub import hubs
+from mcp_channels.endpoint.upstream import end_sessions
+from mcp_channels.listen.hub import drain_all
 
 logger = logging.getLogger("mcp_channels.endpoint")
 
@@ -28,9 +29,8 @@ def drain() -> None:
     """
     End every stream of this process, from any thread or from a signal handler.
     """
-    for loop, hub in hubs():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(hub.drain)
+    drain_all()
+    end_sessions()
 
 
 def watch_for_shutdown(send: Any) -> None:

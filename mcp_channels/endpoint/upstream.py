@@ -8,14 +8,15 @@ runs none, and Channels' routing passes none on; so it is started at the first r
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from asgiref.typing import ASGISendCallable, HTTPScope
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.transport_security import TransportSecuritySettings
 
+from mcp_channels import sdk
 from mcp_channels.server import SCOPE_KEY, Call, MCPServer
 
 logger = logging.getLogger("mcp_channels.endpoint")
@@ -32,17 +33,39 @@ class Upstream:
         self._running: WeakKeyDictionary[asyncio.AbstractEventLoop, _Running] = WeakKeyDictionary()
 
     async def __call__(
-        self, scope: HTTPScope, receive: Callable[[], Awaitable[Any]], send: ASGISendCallable, *, call: Call
-    ) -> None:
+        self,
+        scope: HTTPScope,
+        receive: Callable[[], Awaitable[Any]],
+        send: ASGISendCallable,
+        *,
+        call: Call,
+        lasts: float | None = None,
+        is_stream: bool = False,
+    ) -> bool:
         """
-        Answer one request; the server's handlers find ``call`` in their context.
+        Answer one request, and say whether the response was cut before its end.
+
+        Args:
+            scope, receive, send: as ASGI has them.
+            call: what the server's handlers find in their context.
+            lasts: seconds after which the response is cut; None: never.
+            is_stream: whether it is the stream of a session of an older revision, which has no end of its own.
         """
         loop = asyncio.get_running_loop()
         running = self._running.get(loop)
         if running is None or running.task.done():
             running = self._running[loop] = _Running(self.server, self._max_body_size)
         manager = await asyncio.shield(running.manager)
-        await manager.handle_request(_with_call(scope, call), receive, send)
+        try:
+            async with asyncio.timeout(lasts) as deadline:
+                if is_stream:
+                    _session_streams[deadline] = loop
+                await manager.handle_request(_with_call(scope, call), receive, send)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            return True
+        return False
 
 
 class _Running:
@@ -53,12 +76,7 @@ class _Running:
 
     async def _run(self, server: MCPServer, max_body_size: int) -> None:
         # One task enters and leaves the manager's task group, as anyio asks for.
-        server.streamable_http_app(
-            max_request_body_size=max_body_size,
-            # Host and Origin have been checked by the endpoint, by Django's rules.
-            transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-        )
-        manager = server.session_manager
+        manager = sdk.new_manager(server, max_request_body_size=max_body_size)
         try:
             async with manager.run():
                 self.manager.set_result(manager)
@@ -75,12 +93,7 @@ async def serve_once(
     """
     Answer one request by itself, with one body: the status, the headers and the body. For callers that can't stream.
     """
-    server.streamable_http_app(
-        json_response=True,
-        stateless_http=True,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-    )
-    manager = server.session_manager
+    manager = sdk.new_manager(server, json_response=True, stateless_http=True)
     head: dict[str, Any] = {}
     chunks: list[bytes] = []
 
@@ -111,6 +124,23 @@ def _sdk_user(call: Call) -> AuthenticatedUser:
     return AuthenticatedUser(
         AccessToken(token="", client_id=principal.name, scopes=sorted(call.caller.scopes), subject=subject)
     )
+
+
+def end_sessions() -> None:
+    """
+    Cut the streams of sessions of older revisions, from any thread or from a signal handler.
+    """
+    for deadline, loop in list(_session_streams.items()):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_end_now, deadline, loop)
+
+
+def _end_now(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # it is over by itself
+        deadline.reschedule(loop.time())
+
+
+_session_streams: WeakKeyDictionary[asyncio.Timeout, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 
 
 def replay(body: bytes, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:

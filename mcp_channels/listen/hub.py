@@ -11,7 +11,8 @@ too much is safe, silence is not.
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable
 from typing import Any, Final
 
 from mcp_channels import topics
@@ -68,7 +69,7 @@ class Hub:
     def __init__(self, layer: Any) -> None:
         self.layer = layer
         self.streams: set[Stream] = set()
-        self.draining = False
+        self.draining = _stopping.is_set()
         """Whether the process is shutting down: no stream is taken any more."""
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(layer, receive=self._receive, missed=self._missed)
@@ -253,12 +254,16 @@ class Hub:
         task.add_done_callback(_closing.discard)
 
 
+_stopping = threading.Event()
 _hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
 _closing: set[asyncio.Task[None]] = set()
 
 
-def hubs() -> Iterator[tuple[asyncio.AbstractEventLoop, Hub]]:
+def drain_all() -> None:
     """
-    The hubs of this process, each with its event loop.
+    Drain every hub of this process, those that are yet to be made included. From any thread, or a signal handler.
     """
-    yield from list(_hubs.items())
+    _stopping.set()
+    for loop, hub in list(_hubs.items()):
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(hub.drain)

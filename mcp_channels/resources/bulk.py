@@ -3,13 +3,20 @@ Notifications for the queryset methods that send no signals.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from django.db import models, transaction
 
 from mcp_channels import topics
 from mcp_channels.notify import publish
+from mcp_channels.resources.model import ModelResource
 from mcp_channels.resources.watch import notify_objects, resources_of
+
+MOST_NAMED: Final = 10_000
+"""The most rows that an update names; past it, hubs are told that anything may have changed."""
+
+PORTION: Final = 500
+"""The most keys in one query: databases have limits of their own."""
 
 
 class NotifyingQuerySet(models.QuerySet[Any]):
@@ -27,14 +34,17 @@ class NotifyingQuerySet(models.QuerySet[Any]):
         resources = resources_of(self.model)
         if not resources:
             return super().update(**kwargs)
+        # Where reads go to a replica, this must not.
+        self._for_write = True
         with transaction.atomic(using=self.db, savepoint=False):
             keys = list(self.values_list("pk", flat=True))
-            rows = self.model._base_manager.using(self.db).filter(pk__in=keys)
-            before = [uri for resource in resources for uri in resource.uris_of(rows)]
+            if len(keys) > MOST_NAMED:
+                count = super().update(**kwargs)
+                publish(topics.EVERYTHING, using=self.db)
+                return count
+            before = self._uris(resources, keys)
             count = super().update(**kwargs)
-            after = (
-                [uri for resource in resources for uri in resource.uris_of(rows)] if _moves(resources, kwargs) else []
-            )
+            after = self._uris(resources, keys) if _moves(resources, kwargs) else []
             changed = [topics.resource(uri) for uri in dict.fromkeys([*before, *after])]
             if set(after) - set(before):
                 changed.append(topics.RESOURCES)
@@ -42,6 +52,13 @@ class NotifyingQuerySet(models.QuerySet[Any]):
         return count
 
     update.alters_data = True  # type: ignore[attr-defined]  # Django's mark against calls from templates
+
+    def _uris(self, resources: Iterable[ModelResource], keys: list[Any]) -> list[str]:
+        rows = self.model._base_manager.using(self.db)
+        portions = [keys[start : start + PORTION] for start in range(0, len(keys), PORTION)]
+        return [
+            uri for resource in resources for some in portions for uri in resource.uris_of(rows.filter(pk__in=some))
+        ]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
         """

@@ -28,7 +28,11 @@ def watch(resource: ModelResource) -> None:
     """
     Notify of changes of ``resource``'s rows, and of what it declares as related, from now on.
     """
-    for model in [found for found in apps.get_models() if issubclass(found, resource.model)]:
+    # A row may be saved through a subclass, or through any of a concrete model's proxies.
+    concrete = resource.model._meta.concrete_model
+    for model in apps.get_models():
+        if not issubclass(model, resource.model) and model._meta.concrete_model is not concrete:
+            continue
         known = _watched.setdefault(model, [])
         if not known:
             _connect(model)
@@ -59,9 +63,12 @@ def notify_objects(
     """
     changed: dict[topics.Topic, None] = {}
     if isinstance(objects, models.QuerySet):
-        using = using or objects.db
+        # Where reads go to a replica, the change and its transaction are elsewhere.
+        chosen: str | None = vars(objects)["_db"]
+        using = using or chosen or router.db_for_write(objects.model)
         for resource in resources_of(objects.model):
-            changed.update(dict.fromkeys(topics.resource(uri) for uri in resource.uris_of(objects)))
+            uris = resource.uris_of(objects.using(using))
+            changed.update(dict.fromkeys(map(topics.resource, uris)))
     else:
         for instance in objects:
             changed.update(dict.fromkeys(_topics(instance)))

@@ -197,10 +197,16 @@ async def test_a_user_whom_channels_middleware_found_may_sign_in_with_drfs_sessi
     application = MCPConsumer.as_asgi(
         server=server, authentication_classes=["rest_framework.authentication.SessionAuthentication"]
     )
-    without_csrf = Connection(application, body(), user=user)
+    length = (b"content-length", str(len(body()["body"])).encode())
+    without_csrf = Connection(application, body(), user=user, headers=[*scope()["headers"], length])
     assert (await without_csrf.next())["status"] == 403
     token = "x" * 32
-    headers = [*scope()["headers"], (b"cookie", f"csrftoken={token}".encode()), (b"x-csrftoken", token.encode())]
+    headers = [
+        *scope()["headers"],
+        length,
+        (b"cookie", f"csrftoken={token}".encode()),
+        (b"x-csrftoken", token.encode()),
+    ]
     connection = Connection(application, body(), user=user, headers=headers)
     assert (await opened(connection))["method"] == "notifications/subscriptions/acknowledged"
     await connection.leave()
@@ -254,3 +260,40 @@ async def test_one_that_is_refused_refuses_no_other_of_its_batch(settings):
         assert (await connection.next())["status"] == (401 if number % 2 else 200)
     for connection in connections[::2]:
         await connection.leave()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_middleware_that_answers_for_ever_does_not_block_the_loop(application):
+    sent = []
+
+    async def receive():
+        return body()
+
+    async def send(message):
+        sent.append(message)
+
+    task = asyncio.create_task(application(scope(), receive, send))
+    async with asyncio.timeout(5):
+        while len(sent) < 2:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_tools_scope_is_kept_however_its_name_is_given():
+    scoped = MCPServer("scoped")
+
+    @scoped.tool(None, "A title", scope="secret")
+    async def plain() -> str:
+        return "x"
+
+    @scoped.tool("named", scope="secret")
+    async def other() -> str:
+        return "x"
+
+    @scoped.tool(name="keyword", scope="secret")
+    async def third() -> str:
+        return "x"
+
+    assert set(scoped._scopes) == {("tool", "plain"), ("tool", "named"), ("tool", "keyword")}

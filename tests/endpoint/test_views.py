@@ -5,7 +5,7 @@ The endpoint as a Django view.
 import json
 
 import pytest
-from django.test import Client, override_settings
+from django.test import Client, RequestFactory, override_settings
 from django.urls import path
 
 from example_project.notes.mcp import open_server, server
@@ -103,3 +103,20 @@ def test_a_body_over_the_limit_is_413(token, settings):
 
 def test_no_csrf_token_is_needed_with_a_bearer_token(token):
     assert post("/mcp", "tools/list", token=token, client=Client(enforce_csrf_checks=True)).status_code == 200
+
+
+def test_a_session_with_a_csrf_token_may_call(client, django_user_model):
+    user = django_user_model.objects.create_user("bob", password="x")
+    view = MCPView.as_view(
+        server=server, authentication_classes=["rest_framework.authentication.SessionAuthentication"]
+    )
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}})
+    token = "x" * 32
+    for headers, status in (({}, 403), ({"X-CSRFToken": token}, 200)):
+        headers = {**listen_headers(mcp_method="tools/list"), **headers, "Cookie": f"csrftoken={token}"}
+        content_type = headers.pop("Content-Type")
+        request = RequestFactory(enforce_csrf_checks=True).post(
+            "/mcp", body, content_type=content_type, headers=headers
+        )
+        request.user = user
+        assert view(request).status_code == status

@@ -3,6 +3,7 @@ How streams end: by the server's word, by limits, and by clients that stall.
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from contextlib import AsyncExitStack
@@ -10,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.spec_requirements import requirement
-from tests.support.http import SUBSCRIPTION_ID, listen, listening
+from tests.support.http import SUBSCRIPTION_ID, call, listen, listen_body, listen_headers, listening, request
 from tests.support.processes import SERVERS
 
 
@@ -67,6 +68,88 @@ async def test_servers_with_several_workers_close_their_streams(project, kind):
         assert time.monotonic() - started < 2
     async with asyncio.timeout(8):
         await asyncio.to_thread(server.process.wait)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_a_listen_that_is_under_way_when_the_server_is_told_to_stop_does_not_hold_it(project, kind):
+    server = project.serve(kind)
+    token = project.token()
+    await call(server.port, "tools/list", token=token)
+    body = listen_body({"toolsListChanged": True})
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    headers = {
+        **listen_headers(),
+        "Authorization": f"Bearer {token}",
+        "Content-Length": str(len(body)),
+        "Host": "localhost",
+    }
+    head = "POST /mcp HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    writer.write(head.encode() + body[:-20])
+    await writer.drain()
+    await asyncio.sleep(0.5)
+    server.terminate()
+    await asyncio.sleep(0.2)
+    writer.write(body[-20:])
+    try:
+        async with asyncio.timeout(8):
+            await asyncio.to_thread(server.process.wait)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("kind", ["daphne", "uvicorn", "hypercorn"])
+async def test_a_client_that_takes_nothing_does_not_hold_up_the_end(project, kind):
+    """
+    granian offers no way to cut one connection; its --workers-kill-timeout does.
+    """
+    server = project.serve(kind)
+    token = project.token("stalled")
+    uris = [f"note://{project.note()}" for _ in range(100)]
+    async with listening(server.port, {"resourceSubscriptions": uris}, token=token) as stalled:
+        stalled._reader._transport.pause_reading()
+        publish = "for _ in range(20):\n  for uri in uris:\n    notify.notify_resource_updated(uri)"
+        for _ in range(40):
+            await asyncio.to_thread(project.worker.run, publish, uris=uris)
+        server.terminate()
+        async with asyncio.timeout(8):
+            await asyncio.to_thread(server.process.wait)
+
+
+async def _session(port: int, token: str) -> str:
+    """
+    Open a session of an older revision, and return its id.
+    """
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    async with request(port, headers=headers, body=json.dumps(message).encode(), token=token) as response:
+        assert response.status == 200
+        return response.header("mcp-session-id")
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+async def test_the_stream_of_an_old_session_ends_with_its_token_and_with_the_server(project, kind):
+    server = project.serve(kind)
+    headers = {"Accept": "text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
+    brief, lasting = project.token("brief", ttl=3), project.token("lasting")
+    session = await _session(server.port, brief)
+    other = await _session(server.port, lasting)
+    async with (
+        request(server.port, method="GET", headers={**headers, "Mcp-Session-Id": session}, token=brief) as one,
+        request(server.port, method="GET", headers={**headers, "Mcp-Session-Id": other}, token=lasting) as two,
+    ):
+        assert (one.status, two.status) == (200, 200)
+        async with asyncio.timeout(6):
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while await one.chunk():
+                    pass
+        async with request(
+            server.port, method="GET", headers={**headers, "Mcp-Session-Id": other}, token=project.token("thief")
+        ) as stolen:
+            assert stolen.status == 404
+        server.terminate()
+        async with asyncio.timeout(8):
+            await asyncio.to_thread(server.process.wait)
 
 
 @pytest.fixture

@@ -196,3 +196,25 @@ threads = [threading.Thread(target=publish, args=[uris[n::5]]) for n in range(5)
     assert "closed" not in log
     assert "never retrieved" not in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("how", ["exits", "child"])
+async def test_a_process_that_ends_at_once_is_heard_wherever_the_layer_is_named(make_project, redis, how):
+    """
+    By a host's name, which takes a thread to look up; and from a child of multiprocessing, which runs no atexit.
+    """
+    url = redis.url.replace("127.0.0.1", "localhost")
+    project = make_project(REDIS_URL=url, CHANNEL_LAYER_CONFIG=json.dumps({"prefix": f"ends-{how}"}))
+    server = project.serve("uvicorn", application=PAGES)
+    run = {
+        "exits": "notify_resource_updated(f'page:{number}')",
+        "child": "import multiprocessing as m\n"
+        "child = m.get_context('fork').Process(target=notify_resource_updated, args=[f'page:{number}'])\n"
+        "child.start(); child.join()",
+    }[how]
+    uris = [f"page:{number}" for number in range(5)]
+    async with listening(server.port, {"resourceSubscriptions": uris}) as stream:
+        for number, uri in enumerate(uris):
+            code = f"from mcp_channels import notify_resource_updated\nnumber = {number}\n{run}"
+            await asyncio.to_thread(project.manage, "shell", "-v0", "-c", code)
+            assert (await stream.message(timeout=3))["params"]["uri"] == uri

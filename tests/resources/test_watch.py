@@ -228,6 +228,65 @@ def test_trouble_with_a_notification_does_not_break_the_save(left, note, monkeyp
     assert "A change could not be notified of" in caplog.text
 
 
+def test_an_update_of_very_many_rows_says_that_anything_may_have_changed(left):
+    Note.objects.bulk_create([Note(title="x") for _ in range(10_001)])
+    left.clear()
+    assert Note.objects.update(title="y") == 10_001
+    assert left == ["everything"]
+
+
+def test_an_update_of_many_rows_names_each(left):
+    rows = Note.objects.bulk_create([Note(title="x") for _ in range(1_200)])
+    left.clear()
+    Note.objects.update(title="y")
+    assert set(left) == {f"note://{row.pk}" for row in rows}
+
+
+def test_a_row_saved_through_its_concrete_model_is_told_as_its_proxys(left, monkeypatch):
+    class ProxyScope(Scope):
+        class Meta:
+            proxy = True
+            app_label = "notes"
+
+    class Proxied(ModelResource):
+        uri = "proxied://{pk}"
+
+        def get_content(self, instance, caller):
+            return instance.name
+
+    monkeypatch.setattr(watch, "_watched", {})
+    watch.watch(Proxied(ProxyScope))
+    scope = Scope.objects.create(name="a")
+    assert left == [f"proxied://{scope.pk}", "resources"]
+    left.clear()
+    ProxyScope.objects.get(pk=scope.pk).save()
+    assert left == [f"proxied://{scope.pk}"]
+
+
+class Replicas:
+    """
+    Reads go elsewhere than writes.
+    """
+
+    def db_for_read(self, model, **hints):
+        return "other"
+
+    def db_for_write(self, model, **hints):
+        return "default"
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_where_reads_go_to_a_replica_the_commit_of_the_write_counts(left, settings):
+    note = Note.objects.create(title="x")
+    left.clear()
+    settings.DATABASE_ROUTERS = [Replicas()]
+    with transaction.atomic("default"):
+        notify_objects(Note.objects.filter(pk=note.pk))
+        assert Note.objects.filter(pk=note.pk).update(title="y") == 1
+        assert left == []
+    assert left == [f"note://{note.pk}"]
+
+
 def test_models_that_are_not_registered_keep_their_fast_deletes():
     user = apps.get_model("admin", "LogEntry")
     assert Collector(using="default").can_fast_delete(user.objects.all())
