@@ -84,7 +84,7 @@ async def test_streams_outlive_an_outage_and_hear_of_what_changed_in_it(fragile,
         await asyncio.sleep(1)
         own_redis.start()
         for stream, pk in zip(streams, pks, strict=True):
-            assert (await stream.message(timeout=15))["params"]["uri"] == f"note://{pk}"
+            assert (await stream.message(timeout=10))["params"]["uri"] == f"note://{pk}"
         # And from then on each save arrives.
         await asyncio.sleep(3)
         for stream, pk in zip(streams, pks, strict=True):
@@ -101,7 +101,7 @@ async def test_a_stream_that_opens_during_an_outage_hears_of_changes_after_it(fr
     own_redis.stop()
     async with listening(server.port, {"resourceSubscriptions": [f"note://{pk}"]}, token=token) as stream:
         own_redis.start()
-        assert (await stream.message(timeout=15))["params"]["uri"] == f"note://{pk}"
+        assert (await stream.message(timeout=10))["params"]["uri"] == f"note://{pk}"
         await asyncio.sleep(1)
         fragile.save(pk)
         assert (await stream.message(timeout=5))["params"]["uri"] == f"note://{pk}"
