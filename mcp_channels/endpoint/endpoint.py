@@ -2,8 +2,8 @@
 One mounted URL with one server.
 """
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import mcp_types as types
 from django.http import HttpRequest
@@ -18,6 +18,8 @@ from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
 from mcp_channels.resources import authorize
 from mcp_channels.server import MCPServer
+
+_T = TypeVar("_T")
 
 
 class Endpoint:
@@ -87,24 +89,54 @@ class Endpoint:
 
     def _decide(self, batch: Sequence[Asked]) -> list[Admitted | Exception]:
         prefetch([asked.request for asked in batch], self._classes())
-        known: dict[Hashable, frozenset[str]] = {}
+        callers = [self._try(self.authenticate, asked.request) for asked in batch]
+        readable = self._readable(batch, callers)
         decisions: list[Admitted | Exception] = []
-        for asked in batch:
-            try:
-                caller = self.authenticate(asked.request)
-                decisions.append(Admitted(caller, self._rows(caller, asked.filter, known)))
-            except Exception as error:  # one request's trouble is not the others'
-                decisions.append(error)
+        for asked, caller in zip(batch, callers, strict=True):
+            if isinstance(caller, Exception):
+                decisions.append(caller)
+                continue
+            rows = self._try(readable, caller, asked.filter.resource_subscriptions if asked.filter else ())
+            decisions.append(rows if isinstance(rows, Exception) else Admitted(caller, rows))
         return decisions
 
-    def _rows(self, caller: Caller, asked: Filter | None, known: dict[Hashable, frozenset[str]]) -> frozenset[str]:
+    @staticmethod
+    def _try(function: Callable[..., _T], *args: Any) -> "_T | Exception":
+        # One request's trouble is not the others'.
+        try:
+            return function(*args)
+        except Exception as error:  # it becomes the answer to this request
+            return error
+
+    def _readable(
+        self, batch: Sequence[Asked], callers: Sequence[Caller | Exception]
+    ) -> Callable[[Caller, Sequence[str]], frozenset[str]]:
+        """
+        What tells which rows a caller of this batch may read. Those who call as the same principal are authorised
+        together, for all that they ask.
+        """
         resources = self.server.model_resources
-        if asked is None or not asked.resource_subscriptions or not resources:
-            return frozenset()
+
+        def one_by_one(caller: Caller, uris: Sequence[str]) -> frozenset[str]:
+            return frozenset(authorize.readable(resources, caller, uris)) if uris else frozenset()
+
         # Permission classes may look at the request, and no two requests are the same.
         if any(resource.permission_classes for resource in resources):
-            return frozenset(authorize.readable(resources, caller, asked.resource_subscriptions))
-        key = (caller.principal.pk, caller.principal.name, caller.scopes, asked.resource_subscriptions)
-        if key not in known:
-            known[key] = frozenset(authorize.readable(resources, caller, asked.resource_subscriptions))
-        return known[key]
+            return one_by_one
+        wanted: dict[Hashable, dict[str, None]] = {}
+        for asked, caller in zip(batch, callers, strict=True):
+            if asked.filter is not None and isinstance(caller, Caller):
+                wanted.setdefault(_identity(caller), {}).update(dict.fromkeys(asked.filter.resource_subscriptions))
+        known: dict[Hashable, set[str]] = {}
+
+        def together(caller: Caller, uris: Sequence[str]) -> frozenset[str]:
+            key = _identity(caller)
+            if uris and key not in known:
+                known[key] = authorize.readable(resources, caller, list(wanted[key]))
+            return frozenset(uri for uri in uris if uri in known[key])
+
+        return together
+
+
+def _identity(caller: Caller) -> Hashable:
+    return caller.principal.pk, caller.principal.name, caller.scopes

@@ -4,20 +4,29 @@ Which resources a caller may read, and so subscribe to: one rule, asked by both.
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from django.db import DatabaseError, InterfaceError
 
 from mcp_channels.auth.principals import Caller
 from mcp_channels.resources.model import ModelResource
 
+PORTION: Final = 1000
+"""The most URIs in one query: databases have limits of their own."""
+
 logger = logging.getLogger("mcp_channels.resources")
 
 
-def readable(resources: Iterable[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
+def readable(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
     """
-    Those of ``uris`` that one of ``resources`` lets ``caller`` read. Blocks; one query for each resource concerned.
+    Those of ``uris`` that one of ``resources`` lets ``caller`` read. Blocks; one query for each resource concerned and
+    each ``PORTION`` of the URIs.
     """
+    portions = [uris[start : start + PORTION] for start in range(0, len(uris), PORTION)]
+    return set().union(*(_readable(resources, caller, some) for some in portions))
+
+
+def _readable(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for resource in resources:
         left = [uri for uri in uris if uri not in found]
