@@ -186,10 +186,13 @@ class Stream:
         return min(due)
 
     def _end_if_over(self, now: float) -> None:
-        if self._expires_at is not None and now >= self._expires_at:
+        if self._is_expired(now):
             self.end("token_expired")
         elif self._lasts_until is not None and now >= self._lasts_until:
             self.end("max_lifetime")
+
+    def _is_expired(self, now: float) -> bool:
+        return self._expires_at is not None and now >= self._expires_at
 
     def _keep_alive(self, now: float) -> None:
         # Keep-alives are not activity: the idle timeout is judged here, and before one is written.
@@ -239,7 +242,11 @@ class Stream:
     async def _pump(self, write: Write) -> None:
         while self.reason is None:
             if self._pending:
-                await self._write_pending(write)
+                # The sweep may be a moment late; what the caller may no longer hear isn't told in it.
+                if self._is_expired(self._loop.time()):
+                    self.end("token_expired")
+                else:
+                    await self._write_pending(write)
             elif self._keep_alive_due:
                 await self._write(write, frames.KEEP_ALIVE)
             else:
@@ -251,9 +258,6 @@ class Stream:
 
     async def _write_pending(self, write: Write) -> None:
         pending = self._pending
-        if self._expires_at is not None and self._loop.time() >= self._expires_at:
-            self.end("token_expired")
-            return
         if len(pending) <= FRAMES_AT_ONCE:
             heads = list(pending.values())
             pending.clear()
@@ -280,7 +284,7 @@ class Stream:
             return
         # What the caller may no longer hear is not told on the way out either.
         if self.reason not in ("revoked", "token_expired"):
-            while self._pending:
+            while self._pending and not self._is_expired(self._loop.time()):
                 await self._write_pending(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)

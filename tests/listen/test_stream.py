@@ -177,6 +177,19 @@ async def test_what_may_no_longer_be_heard_is_not_told_at_the_end(reason):
         assert socket.methods[1:] == ["notifications/cancelled", "result"]
 
 
+async def test_a_credential_that_expires_on_the_way_out_is_told_nothing_and_ends_all_the_same():
+    """
+    The stream has its ending already when its credential expires, and topics are still pending.
+    """
+    stream, socket = make(expires_in=0.0), Socket()
+    mark(stream, TOOLS)
+    stream.end("shutdown")
+    task = asyncio.create_task(stream.serve(socket.write))
+    await asyncio.wait_for(task, 5)
+    assert socket.methods[1:] == ["notifications/cancelled", "result"]
+    assert socket.messages[-2]["params"]["reason"] == "shutdown"
+
+
 async def test_nothing_is_told_after_the_end():
     stream, socket = make(), Socket()
     async with serving(stream, socket) as task:
