@@ -4,6 +4,7 @@ The SDK's server, plus models as resources, scopes, and changes that reach liste
 
 import inspect
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import mcp_types as types
@@ -22,6 +23,7 @@ from mcp.shared.subscriptions import (
     ToolsListChanged,
 )
 from mcp.shared.uri_template import UriTemplate
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from mcp_channels import sdk, topics
 from mcp_channels.auth.principals import Caller
@@ -213,10 +215,7 @@ class MCPServer(SDKServer[Any]):
         left = [uri for uri in uris if uri not in found]
         if left:
             static = {str(item.uri) for item in await self.list_resources()}
-            templates = [
-                (str(item.uri_template), UriTemplate.parse(str(item.uri_template)))
-                for item in await self.list_resource_templates()
-            ]
+            templates = [str(item.uri_template) for item in await self.list_resource_templates()]
             for uri in left:
                 declared = _declaration(uri, static, templates)
                 if declared is not None and who.has_scope(self._scopes.get(("resource", declared))):
@@ -256,7 +255,7 @@ class MCPServer(SDKServer[Any]):
             if capabilities.resources is not None:
                 capabilities.resources.subscribe = False
         return types.DiscoverResult(
-            supported_versions=list(_modern_versions()), capabilities=capabilities, instructions=self.instructions
+            supported_versions=list(MODERN_PROTOCOL_VERSIONS), capabilities=capabilities, instructions=self.instructions
         )
 
     async def _list_resources(self, ctx: Any, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
@@ -329,13 +328,12 @@ async def _refuse_listen(ctx: Any, params: Any) -> Any:
     raise MCPError(code=types.METHOD_NOT_FOUND, message="subscriptions/listen requires a streaming transport")
 
 
-def _modern_versions() -> tuple[str, ...]:
-    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+@lru_cache(256)
+def _template(text: str) -> UriTemplate:
+    return UriTemplate.parse(text)
 
-    return tuple(MODERN_PROTOCOL_VERSIONS)
 
-
-def _declaration(uri: str, static: Collection[str], templates: Collection[tuple[str, UriTemplate]]) -> str | None:
+def _declaration(uri: str, static: Collection[str], templates: Collection[str]) -> str | None:
     if uri in static:
         return uri
-    return next((text for text, template in templates if template.match(uri) is not None), None)
+    return next((text for text in templates if _template(text).match(uri) is not None), None)

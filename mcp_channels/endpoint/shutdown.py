@@ -8,7 +8,6 @@ some seconds; but the object behind ``send`` knows of the event that they wait f
 """
 
 import asyncio
-import logging
 import signal
 import threading
 from typing import Any
@@ -16,8 +15,6 @@ from weakref import WeakKeyDictionary
 
 from mcp_channels.endpoint.upstream import end_sessions
 from mcp_channels.listen.hub import drain_all
-
-logger = logging.getLogger("mcp_channels.endpoint")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -6,7 +6,6 @@ runs none, and Channels' routing passes none on; so it is started at the first r
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -18,8 +17,6 @@ from mcp.server.auth.provider import AccessToken
 
 from mcp_channels import sdk
 from mcp_channels.server import SCOPE_KEY, Call, MCPServer
-
-logger = logging.getLogger("mcp_channels.endpoint")
 
 
 class Upstream:

@@ -44,32 +44,40 @@ class MCPView(View):
     authentication_classes: Any = None
     """DRF authentication classes; None: ``AUTHENTICATION_CLASSES``."""
 
+    endpoint: Endpoint | None = None
+    """What the attributes above make; ``as_view`` sets it."""
+
+    @classmethod
+    def as_view(cls, **initkwargs: Any) -> Any:
+        """
+        As Django's.
+
+        Raises:
+            TypeError: the server is not an ``MCPServer``.
+        """
+        names = ("server", "name", "allow_anonymous", "authentication_classes")
+        options = {name: initkwargs.get(name, getattr(cls, name)) for name in names}
+        return super().as_view(**{**initkwargs, "endpoint": Endpoint(**options)})
+
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """
         Answer one JSON-RPC message.
         """
+        endpoint = self.endpoint
+        assert endpoint is not None  # as_view has set it
         try:
             check_host(request)
             check_origin(request, settings.allowed_origins)
-            call = Call(self._endpoint().authenticate(request), streams=False)
+            call = Call(endpoint.authenticate(request), streams=False)
             if len(request.body) > settings.max_body_size:
                 raise Refusal(413, types.INVALID_REQUEST, f"The body is longer than {settings.max_body_size} bytes")
         except Refusal as refusal:
             return HttpResponse(
                 refusal.body(), status=refusal.status, content_type="application/json", headers=refusal.headers
             )
-        assert self.server is not None  # _endpoint has made sure
-        status, headers, body = async_to_sync(serve_once)(self.server, _scope(request), request.body, call)
+        status, headers, body = async_to_sync(serve_once)(endpoint.server, _scope(request), request.body, call)
         content_type = headers.pop("content-type", "text/plain")
         return HttpResponse(body, status=status, content_type=content_type, headers=headers)
-
-    def _endpoint(self) -> Endpoint:
-        return Endpoint(
-            self.server,  # type: ignore[arg-type]  # it says so itself if it is none
-            name=self.name,
-            allow_anonymous=self.allow_anonymous,
-            authentication_classes=self.authentication_classes,
-        )
 
 
 def _scope(request: HttpRequest) -> Mapping[str, Any]:

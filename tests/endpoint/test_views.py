@@ -120,3 +120,21 @@ def test_a_session_with_a_csrf_token_may_call(client, django_user_model):
         )
         request.user = user
         assert view(request).status_code == status
+
+
+def test_a_view_without_a_server_is_refused_when_it_is_routed():
+    with pytest.raises(TypeError, match="MCPServer"):
+        MCPView.as_view()
+
+
+def test_a_views_attributes_may_stand_on_a_class_of_ones_own(token):
+    class Own(MCPView):
+        server = server
+        allow_anonymous = True
+
+    headers = listen_headers(mcp_method="tools/list")
+    content_type = headers.pop("Content-Type")
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}})
+    request = RequestFactory().post("/mcp", body, content_type=content_type, headers=headers)
+    assert Own.as_view()(request).status_code == 200
+    assert Own.as_view(allow_anonymous=False)(request).status_code == 401
