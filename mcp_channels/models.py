@@ -1,21 +1,30 @@
 """
-Who may call: principals, what they may do (scopes), and the tokens that they show.
+Who may call: principals, what they may do (scopes), and the tokens that they show. And who listens: the open streams of
+all processes that share the database.
 """
 
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ValidationError
 from django.core.validators import MinValueValidator
 from django.db import models
+from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 TOKEN_PREFIX = "mcp_"  # noqa: S105  # no secret
 """What every token starts with, so that a scanner for leaked secrets knows one."""
+
+ANONYMOUS: Final = "anonymous"
+"""What the names of anonymous callers' principals start with; no other principal's does."""
+
+DEAD_AFTER: Final = timedelta(seconds=20)
+"""How long a node may be silent before its streams count no more, by the database's clock."""
 
 
 class Scope(models.Model):
@@ -44,7 +53,7 @@ class Scope(models.Model):
 
 class Principal(models.Model):
     """
-    Who is calling: a Django user, or a service.
+    Who is calling: a Django user, a service, or all anonymous callers from one address.
     """
 
     name = models.CharField(_("name"), max_length=190, unique=True)
@@ -68,6 +77,10 @@ class Principal(models.Model):
     )
     notes = models.TextField(_("notes"), blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    is_anonymous = models.BooleanField(_("anonymous"), default=False, editable=False)
+    last_listened_at = models.DateTimeField(_("last listened"), null=True, blank=True, editable=False)
+    paced_until = models.DateTimeField(null=True, blank=True, editable=False)
+    """Up to when a principal that supersedes its own young streams has used up its admissions."""
 
     class Meta:
         verbose_name = _("principal")
@@ -76,6 +89,13 @@ class Principal(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        """
+        Keep the names of anonymous callers' principals to them.
+        """
+        if not self.is_anonymous and is_anonymous_name(self.name):
+            raise ValidationError({"name": _("Names that start with “anonymous” stand for anonymous callers.")})
 
 
 class TokenManager(models.Manager["AccessToken"]):
@@ -174,6 +194,103 @@ class AccessToken(models.Model):
         Whether the token may be used at ``now``. The state of its principal is not looked at.
         """
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class Node(models.Model):
+    """
+    One event loop that serves streams, of one process. Its row ends with it.
+    """
+
+    id = models.CharField(primary_key=True, max_length=32)
+    host = models.CharField(_("host"), max_length=190)
+    pid = models.PositiveIntegerField(_("process id"))
+    started_at = models.DateTimeField(_("started"), db_default=Now())
+    seen_at = models.DateTimeField(_("last seen"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("node")
+        verbose_name_plural = _("nodes")
+        ordering: ClassVar = ["started_at"]
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class LiveStreamQuerySet(models.QuerySet["LiveStream"]):
+    """
+    Streams, by what may be said of them.
+    """
+
+    def live(self) -> "LiveStreamQuerySet":
+        """
+        Those that are open: not being ended, and of a node that still lives.
+        """
+        return self.exclude(state=LiveStream.State.ENDING).filter(node__seen_at__gt=Now() - DEAD_AFTER)
+
+
+class LiveStream(models.Model):
+    """
+    An open listen stream. The keys are in order of admission, for each principal. Rows are the project's to read;
+    ``mcp_channels.listen.orders`` ends streams.
+    """
+
+    class State(models.TextChoices):
+        """
+        What the node that holds the stream is to do with it.
+        """
+
+        OPEN = "open", _("open")
+        CHECK = "check", _("to be checked")
+        ENDING = "ending", _("ending")
+
+    principal = models.ForeignKey(
+        Principal,
+        verbose_name=_("principal"),
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="streams",
+        db_index=False,
+    )
+    token = models.ForeignKey(
+        AccessToken, verbose_name=_("token"), on_delete=models.SET_NULL, null=True, related_name="streams"
+    )
+    node = models.ForeignKey(
+        Node, verbose_name=_("node"), on_delete=models.CASCADE, related_name="streams", db_index=False
+    )
+    state = models.CharField(_("state"), max_length=8, choices=State.choices, default=State.OPEN)
+    reason = models.CharField(_("reason"), max_length=16, blank=True)
+    """Why the stream is being ended, where it is."""
+    endpoint = models.CharField(_("endpoint"), max_length=190)
+    kinds = models.CharField(_("kinds"), max_length=190, blank=True)
+    """The names of the honoured filter's fields, separated by a comma and a blank."""
+    uri_count = models.PositiveIntegerField(_("URIs"), default=0)
+    client_name = models.CharField(_("client"), max_length=190, blank=True)
+    client_version = models.CharField(_("client version"), max_length=190, blank=True)
+    address = models.CharField(_("address"), max_length=64, blank=True)
+    opened_at = models.DateTimeField(_("opened"), db_default=Now())
+    last_delivery_at = models.DateTimeField(_("last delivery"), null=True)
+    delivered = models.PositiveBigIntegerField(_("delivered"), default=0)
+
+    objects = LiveStreamQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("live stream")
+        verbose_name_plural = _("live streams")
+        ordering: ClassVar = ["-id"]
+        indexes: ClassVar = [
+            models.Index(fields=["principal", "state"], name="mcp_channels_by_principal"),
+            models.Index(fields=["node", "state"], name="mcp_channels_by_node"),
+        ]
+
+    def __str__(self) -> str:
+        return f"#{self.pk}"
+
+
+def is_anonymous_name(name: str) -> bool:
+    """
+    Whether only an anonymous caller's principal may have this name.
+    """
+    return name == ANONYMOUS or name.startswith(f"{ANONYMOUS}:")
 
 
 def _names(through: Any, owner: str, keys: set[Any]) -> dict[Any, set[str]]:

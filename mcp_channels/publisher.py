@@ -22,10 +22,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.util import Finalize
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from channels.layers import get_channel_layer
 
@@ -35,6 +35,9 @@ from mcp_channels.topics import Topic
 
 MAX_WAITING: Final = 10_000
 """Topics that are kept while the layer is down."""
+
+MAX_TOLD: Final = 1_000
+"""Messages of other kinds than changes that wait to be sent; past it the oldest are dropped."""
 
 SINGLY: Final = 8
 """Up to so many topics travel by their own groups, to the hubs that want them; more travel together, to every hub."""
@@ -59,6 +62,12 @@ EXIT_TIMEOUT: Final = 2.0
 logger = logging.getLogger("mcp_channels.publisher")
 
 
+class _Taken(NamedTuple):
+    changed: list[Topic]
+    everything: bool
+    told: list[Mapping[str, object]]
+
+
 class Publisher:
     """
     A process's way to the channel layer. Use the module's ``publisher``.
@@ -74,6 +83,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._waiting: dict[Topic, None] = {}
         self._everything = False
+        self._told: list[Mapping[str, object]] = []
         self._draining: asyncio.AbstractEventLoop | None = None
         self._adopted: list[asyncio.AbstractEventLoop] = []
         self._own: _LoopThread | None = None
@@ -106,6 +116,16 @@ class Publisher:
                 self._replace()
             self._start_draining()
 
+    def tell(self, messages: Iterable[Mapping[str, object]]) -> None:
+        """
+        Send messages of other kinds to every hub, once: while the layer is down they are lost, so they may only say
+        what can also be found elsewhere. Returns at once, as ``publish`` does.
+        """
+        with self._lock:
+            self._told.extend(messages)
+            del self._told[:-MAX_TOLD]
+            self._start_draining()
+
     def flush(self, timeout: float) -> bool:
         """
         Wait up to ``timeout`` seconds until nothing is left to publish, and say whether that is so. Blocks.
@@ -119,7 +139,7 @@ class Publisher:
         self._everything = True
 
     def _start_draining(self) -> None:
-        if not (self._waiting or self._everything):
+        if not (self._waiting or self._everything or self._told):
             return
         self._empty.clear()
         if self._draining is not None and self._draining.is_running():
@@ -141,16 +161,17 @@ class Publisher:
             Finalize(None, self.stop, exitpriority=100)
         return self._own.loop
 
-    def _take(self) -> tuple[list[Topic], bool] | None:
+    def _take(self) -> "_Taken | None":
         with self._lock:
-            if not (self._waiting or self._everything):
+            if not (self._waiting or self._everything or self._told):
                 self._draining = None
                 self._empty.set()
                 return None
-            taken, everything = list(self._waiting), self._everything
+            taken = _Taken(list(self._waiting), self._everything, self._told)
             self._waiting.clear()
             self._everything = False
-            return taken, everything
+            self._told = []
+            return taken
 
     def _give_back(self, changed: list[Topic], everything: bool) -> None:
         with self._lock:
@@ -165,9 +186,8 @@ class Publisher:
     async def _drain(self) -> None:
         try:
             while (taken := self._take()) is not None:
-                changed, everything = taken
                 try:
-                    await self._send(changed, everything)
+                    await self._send(taken)
                 except (TypeError, ValueError):
                     # No outage: the layer will never take this. What must not be is that the rest waits behind it.
                     logger.exception(
@@ -175,7 +195,7 @@ class Publisher:
                     )
                     with self._lock:
                         self._waiting.clear()
-                        self._everything = not everything
+                        self._everything = not taken.everything
                 except Exception as error:  # the edge: whatever a layer raises is an outage, never the saver's fault
                     self._failed(error)
                     await asyncio.sleep(min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING))
@@ -184,13 +204,17 @@ class Publisher:
                 self._draining = None
             raise
 
-    async def _send(self, changed: list[Topic], everything: bool) -> None:
+    async def _send(self, taken: "_Taken") -> None:
         layer = get_channel_layer(settings.channel_layer)
         if layer is None:
             logger.error("No channel layer %r is configured: nobody hears of changes", settings.channel_layer)
             return
+        changed, everything = taken.changed, taken.everything
         left = list(changed)
         try:
+            # First, so that who may no longer hear of a change is known before it comes.
+            for message in taken.told:
+                await _group_send(layer, topics.EVERY_HUB, dict(message))
             if everything:
                 await self._send_to_all(layer, {"type": topics.RESYNC})
                 everything = False
@@ -208,6 +232,8 @@ class Publisher:
         if self._failures:
             logger.warning("The channel layer is back; what waited was published")
             self._failures = 0
+        if not changed:
+            return
         kinds = tuple(sorted({topic.kind for topic in changed}))
         signals.notification_published.send_robust(sender=Publisher, kinds=kinds, count=len(changed))
 

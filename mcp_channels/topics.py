@@ -28,6 +28,9 @@ RESYNC: Final = "mcp_channels.resync"
 SEQUENCE: Final = "mcp_channels.sequence"
 """The ``type`` of a message that only says which of a publisher's messages was the last."""
 
+ORDERS: Final = "mcp_channels.orders"
+"""The ``type`` of a message that tells the holders of streams what to do with them."""
+
 BATCH_LIMIT: Final = 500
 """The most topics in one message."""
 

@@ -33,6 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "mcp_channels.listen.frames": {"mcp_channels.topics"},
     "mcp_channels.layers": {"channels"},
     "mcp_channels.listen": {
+        "channels",
+        "django",
+        "mcp_channels.models",
         "mcp_channels.layers",
         "mcp_channels.listen",
         "mcp_channels.publisher",
