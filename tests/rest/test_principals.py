@@ -235,3 +235,20 @@ def test_a_scope_keeps_its_name(root):
     assert root.patch(f"{SCOPES}{scope.pk}/", {"name": "admin"}).status_code == 400
     scope.refresh_from_db()
     assert scope.name == "notes:read"
+
+
+def test_of_two_that_take_a_name_at_once_one_is_told_so(root):
+    def another(sender, instance, **kwargs):
+        if instance.notes == "second":
+            Principal.objects.bulk_create([Principal(name=instance.name, notes="first")])
+
+    pre_save.connect(another, sender=Principal)
+    try:
+        answer = root.post(URL, {"name": "x", "notes": "second"})
+        row = Principal.objects.create(name="y")
+        changed = root.patch(f"{URL}{row.pk}/", {"name": "z", "notes": "second"})
+    finally:
+        pre_save.disconnect(another, sender=Principal)
+    assert answer.status_code == changed.status_code == 409
+    row.refresh_from_db()
+    assert (row.name, row.notes) == ("y", "")
