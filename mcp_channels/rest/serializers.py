@@ -190,13 +190,15 @@ class NewTokenSerializer(TokenSerializer):
         """
         It exists, somebody can call as it, and the token will not do more than its maker may.
         """
-        principal = Principal.objects.select_related("user").filter(pk=key).first()
+        # Held, so that it is nobody else's until the token is made.
+        principal = Principal.objects.select_for_update().filter(pk=key).first()
         if principal is None:
             raise ValidationError(_("There is no such principal."))
         if principal.is_anonymous:
             raise ValidationError(_("An anonymous caller's principal has no tokens."))
         if principal.user is not None and not may_act_as(self.context["request"].user, principal.user):
             raise PermissionDenied(_("This principal's user may do more than you may."))
+        self._principal = principal
         return key
 
     def validate_expires_at(self, when: datetime | None) -> datetime | None:
@@ -216,10 +218,9 @@ class NewTokenSerializer(TokenSerializer):
         """
         See Serializer.
         """
-        principal = Principal.objects.get(pk=validated_data["principal_id"])
         scopes: Sequence[Scope] | None = validated_data.get("scopes")
         names = None if scopes is None else [scope.name for scope in scopes]
-        token, value = AccessToken.objects.issue(principal, label=validated_data.get("label", ""), scopes=names)
+        token, value = AccessToken.objects.issue(self._principal, label=validated_data.get("label", ""), scopes=names)
         if (when := validated_data.get("expires_at")) is not None:
             token.expires_at = when
             token.save(update_fields=["expires_at"])

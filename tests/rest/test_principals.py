@@ -85,7 +85,7 @@ def test_a_user_has_one_principal(root):
     assert "user" in answer.json()
 
 
-def test_a_put_replaces_and_a_patch_changes_what_it_names(root):
+def test_a_put_and_a_patch_change_what_they_name(root):
     pk = root.post(URL, {"name": "x", "scopes": ["notes:read"], "max_streams": 3, "notes": "n"}).json()["id"]
     shown = root.patch(f"{URL}{pk}/", {"max_streams": None}).json()
     assert (shown["max_streams"], shown["notes"], shown["scopes"]) == (None, "n", ["notes:read"])
