@@ -124,6 +124,7 @@ assert client.get("/api/mcp/principals/").json()["count"] == 1
 assert client.post("/api/mcp/scopes/", {"name": "a"}, format="json").status_code == 201
 assert client.post("/api/mcp/streams/disconnect/", {"ids": [1]}, format="json").status_code == 202
 assert client.options("/api/mcp/tokens/").status_code == 200
+assert client.post("/api/mcp/notify/", {"tools": True}, format="json").status_code == 202
 """
     env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.rest.settings_bare"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)

@@ -5,7 +5,9 @@ Tokens.
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 from django.db.models.signals import post_save
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
@@ -137,3 +139,18 @@ def test_a_list_is_filtered_and_searched(root, service):
     assert found("is_revoked=true") == [two.pk]
     assert found(f"prefix={one.prefix}") == [one.pk]
     assert found("search=NIGHT") == [one.pk]
+
+
+def test_filters_are_for_lists(root, service):
+    token, _ = AccessToken.objects.issue(service)
+    assert root.get(f"{URL}{token.pk}/?is_revoked=true&search=other").status_code == 200
+    assert root.get(f"{URL}?is_revoked=perhaps").status_code == 400
+
+
+@pytest.mark.parametrize("query", ["", "?ordering=expires_at", "?ordering=-label"])
+def test_equal_rows_keep_one_order(root, service, query):
+    # Else a row may be on two pages, or on none.
+    with CaptureQueriesContext(connection) as queries:
+        root.get(URL + query)
+    [listed] = [item["sql"] for item in queries if "ORDER BY" in item["sql"] and "LIMIT 1" in item["sql"]]
+    assert '"mcp_channels_accesstoken"."id" ASC' in listed.partition("ORDER BY")[2]
