@@ -14,7 +14,6 @@ import mcp_types as types
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from channels.consumer import AsyncConsumer
 from channels.layers import get_channel_layer
-from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 
 from mcp_channels.conf import settings
@@ -64,6 +63,7 @@ class MCPConsumer(AsyncConsumer):
             name: how the endpoint is called in logs; the server's name, unless given.
             allow_anonymous: whether callers without credentials are served; None: ``ALLOW_ANONYMOUS``.
             authentication_classes: DRF authentication classes; None: ``AUTHENTICATION_CLASSES``.
+            scope: the scope, or a list of scopes, that every caller needs.
         """
         endpoint = Endpoint(**initkwargs)
 
@@ -96,10 +96,7 @@ class MCPConsumer(AsyncConsumer):
             logger.exception("A request to endpoint %s failed", self.endpoint.name)
             if exchange.started:
                 raise
-            if isinstance(error, (DatabaseError, InterfaceError)):
-                await exchange.refuse(_busy("The database is not available"))
-            else:
-                await exchange.refuse(Refusal(500, types.INTERNAL_ERROR, "Internal error"))
+            await exchange.refuse(incoming.failure(error))
 
 
 class _Exchange:
