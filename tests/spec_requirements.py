@@ -259,6 +259,9 @@ REQUIREMENTS = {
         "Token Handling",
         "MCP servers MUST only accept tokens that are valid for use with their own resources.",
     ),
+    "auth:no-transit": Requirement(
+        _AUTHORIZATION, "Token Handling", "MCP servers MUST NOT accept or transit any other tokens."
+    ),
     "auth:no-offline-access": Requirement(
         _AUTHORIZATION,
         "Refresh Tokens",
