@@ -7,6 +7,7 @@ This module is the only reader of ``django.conf.settings``. A value is read once
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -26,6 +27,8 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "ALLOWED_ORIGINS": (),
     "AUTHENTICATION_CLASSES": ("mcp_channels.auth.authentication.BearerTokenAuthentication",),
     "ALLOW_ANONYMOUS": False,
+    "AUTHORIZATION_SERVERS": (),
+    "AUDIENCES": (),
     "CHANNEL_LAYER": "default",
     "SEND_TIMEOUT": 30,
     "RESOURCE_PAGE_SIZE": 100,
@@ -152,6 +155,27 @@ class Settings:
         return self._flag("ALLOW_ANONYMOUS")
 
     @property
+    def authorization_servers(self) -> tuple[str, ...]:
+        """The issuers (RFC 8414) of the OAuth tokens that endpoints take; none: clients aren't told of OAuth."""
+        values = self._names("AUTHORIZATION_SERVERS")
+        for value in values:
+            if not _is_issuer(value):
+                raise ImproperlyConfigured(
+                    f"{SETTING}['AUTHORIZATION_SERVERS'] must list URLs, https://… or http://…, without a query or a"
+                    f" fragment; {value!r} is none."
+                )
+        return values
+
+    @property
+    def audiences(self) -> tuple[str, ...]:
+        """What a token may name as its audience, besides the endpoint's own URL."""
+        values = self._names("AUDIENCES")
+        for value in values:
+            if not isinstance(value, str) or not value:
+                raise ImproperlyConfigured(f"{SETTING}['AUDIENCES'] must list texts, not {value!r}.")
+        return values
+
+    @property
     def channel_layer(self) -> str:
         """The alias, in ``CHANNEL_LAYERS``, of the layer that carries notifications."""
         value = self._get("CHANNEL_LAYER")
@@ -168,6 +192,16 @@ class Settings:
     def resource_page_size(self) -> int:
         """Resources on one page of ``resources/list``."""
         return self._count("RESOURCE_PAGE_SIZE")
+
+
+def _is_issuer(value: object) -> bool:
+    if not isinstance(value, str) or any(not "!" <= character <= "~" or character in '"?#' for character in value):
+        return False
+    try:
+        parts = urlsplit(value)
+    except ValueError:
+        return False
+    return parts.scheme in ("https", "http") and bool(parts.hostname)
 
 
 settings = Settings()

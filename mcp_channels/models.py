@@ -6,6 +6,7 @@ all processes that share the database.
 import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, ClassVar, Final
 
@@ -16,6 +17,9 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
+from django.views.decorators.debug import sensitive_variables
+
+from mcp_channels.grants import scope_names
 
 TOKEN_PREFIX = "mcp_"  # noqa: S105  # no secret
 """What every token starts with, so that a scanner for leaked secrets knows one."""
@@ -51,6 +55,23 @@ class Scope(models.Model):
         return [cls.objects.get_or_create(name=name)[0] for name in dict.fromkeys(names)]
 
 
+class PrincipalManager(models.Manager["Principal"]):
+    """
+    Finds principals together with their scopes.
+    """
+
+    def find(self, **lookups: Any) -> "Principal | None":
+        """
+        The one principal that ``lookups`` name, with its user and ``granted``, or None. Asks one query.
+        """
+        names = scope_names(Principal.scopes.through, "principal", "pk")
+        found = self.select_related("user").annotate(scope_names=names).filter(**lookups).order_by()[:1]
+        for principal in found:
+            principal.granted = frozenset(principal.scope_names or ())
+            return principal
+        return None
+
+
 class Principal(models.Model):
     """
     Who is calling: a Django user, a service, or all anonymous callers from one address.
@@ -82,6 +103,11 @@ class Principal(models.Model):
     paced_until = models.DateTimeField(null=True, blank=True, editable=False)
     """Up to when a principal that supersedes its own young streams has used up its admissions."""
 
+    objects = PrincipalManager()
+
+    granted: frozenset[str] | None = None
+    """The names of its scopes; None where the row wasn't loaded by ``objects.find()``."""
+
     class Meta:
         verbose_name = _("principal")
         verbose_name_plural = _("principals")
@@ -103,6 +129,7 @@ class TokenManager(models.Manager["AccessToken"]):
     Makes tokens, and finds them by what a caller shows.
     """
 
+    @sensitive_variables("value")
     def issue(
         self,
         principal: Principal,
@@ -119,7 +146,12 @@ class TokenManager(models.Manager["AccessToken"]):
             label: what it is for, to recognise it by.
             scopes: names that narrow what the principal may do; None leaves it as it is.
             lifetime: how long it is good for; None: for ever.
+
+        Raises:
+            ValueError: the principal stands for anonymous callers, who show no token.
         """
+        if principal.is_anonymous or is_anonymous_name(principal.name):
+            raise ValueError(f"The principal {principal.name!r} stands for anonymous callers: it can have no token.")
         value = TOKEN_PREFIX + secrets.token_urlsafe(32)
         token = self.create(
             principal=principal,
@@ -133,21 +165,20 @@ class TokenManager(models.Manager["AccessToken"]):
             token.scopes.set(Scope.named(scopes))
         return token, value
 
+    @sensitive_variables("values", "wanted")
     def find(self, values: Iterable[str]) -> "dict[str, AccessToken]":
         """
         The tokens with these values, good or not, by value: with their principals, their users, and ``granted``. Asks
-        two queries, and a third where a token is narrowed, whatever the number.
+        one query, whatever the number.
         """
         wanted = {digest(value): value for value in values}
-        tokens = list(self.select_related("principal__user").filter(digest__in=wanted.keys()).order_by())
-        of_principals = _names(Principal.scopes.through, "principal", {token.principal_id for token in tokens})
-        of_tokens = _names(
-            AccessToken.scopes.through, "accesstoken", {token.pk for token in tokens if token.is_narrowed}
-        )
+        tokens = list(_tokens_with_scopes().using(self.db).filter(digest__in=wanted.keys()))
         for token in tokens:
-            token.granted = frozenset(of_principals.get(token.principal_id, ()))
+            # Annotations, which the type checker doesn't see.
+            row: Any = token
+            token.granted = frozenset(row.principal_scopes or ())
             if token.is_narrowed:
-                token.granted &= of_tokens.get(token.pk, set())
+                token.granted &= frozenset(row.own_scopes or ())
         return {wanted[token.digest]: token for token in tokens}
 
 
@@ -300,19 +331,22 @@ def is_anonymous_name(name: str) -> bool:
     """
     Whether only an anonymous caller's principal may have this name.
     """
-    return name == ANONYMOUS or name.startswith(f"{ANONYMOUS}:")
+    # Some databases compare names without their case.
+    folded = name.casefold()
+    return folded == ANONYMOUS or folded.startswith(f"{ANONYMOUS}:")
 
 
-def _names(through: Any, owner: str, keys: set[Any]) -> dict[Any, set[str]]:
-    """
-    The names of the scopes of each owner.
-    """
-    names: dict[Any, set[str]] = {}
-    if keys:
-        rows = through.objects.filter(**{f"{owner}__in": keys}).values_list(f"{owner}_id", "scope__name")
-        for key, name in rows:
-            names.setdefault(key, set()).add(name)
-    return names
+@lru_cache(1)
+def _tokens_with_scopes() -> "models.QuerySet[AccessToken]":
+    of_token = scope_names(AccessToken.scopes.through, "accesstoken", "pk")
+    return (
+        AccessToken.objects.select_related("principal__user")
+        .annotate(
+            principal_scopes=scope_names(Principal.scopes.through, "principal", "principal"),
+            own_scopes=models.Case(models.When(is_narrowed=True, then=of_token), output_field=models.JSONField()),
+        )
+        .order_by()
+    )
 
 
 def digest(value: str) -> str:

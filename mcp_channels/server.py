@@ -92,6 +92,13 @@ class MCPServer(SDKServer[Any]):
             super().__init__(name, *args, subscriptions=_Publishing(), **kwargs)
         self._set_handlers()
 
+    @property
+    def scopes(self) -> frozenset[str]:
+        """
+        The names of the scopes that its tools and resources ask for.
+        """
+        return frozenset({*self._scopes.values(), *(item.scope for item in self.model_resources if item.scope)})
+
     def register(self, model: type[models.Model]) -> Callable[[_ResourceT], _ResourceT]:
         """
         Serve the rows of ``model`` as the decorated ``ModelResource`` says.

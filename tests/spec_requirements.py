@@ -14,6 +14,8 @@ _TestT = TypeVar("_TestT", bound=Callable[..., object])
 _SUBSCRIPTIONS = "basic/patterns/subscriptions"
 _CANCELLATION = "basic/patterns/cancellation"
 _HTTP = "basic/transports/streamable-http"
+_AUTHORIZATION = "basic/authorization/index"
+_DISCOVERY = "basic/authorization/authorization-server-discovery"
 _RESOURCES = "server/resources"
 
 
@@ -227,6 +229,55 @@ REQUIREMENTS = {
         _HTTP,
         "Earlier Streamable HTTP Revisions",
         "[SHOULD] A Last-Event-ID header: ignore it; streams are not resumable.",
+    ),
+    "auth:metadata": Requirement(
+        _AUTHORIZATION, "Overview", "MCP servers MUST implement OAuth 2.0 Protected Resource Metadata (RFC9728)."
+    ),
+    "auth:discovery": Requirement(
+        _DISCOVERY,
+        "Protected Resource Metadata Discovery Requirements",
+        "MCP servers MUST implement one of the following discovery mechanisms to provide authorization server location"
+        " information to MCP clients: WWW-Authenticate Header, Well-Known URI",
+    ),
+    "auth:scope-in-challenge": Requirement(
+        _AUTHORIZATION,
+        "Scope Selection Strategy",
+        "MCP servers SHOULD include a scope parameter in the WWW-Authenticate header as defined in RFC 6750 Section 3"
+        " to indicate the scopes required for accessing the resource.",
+    ),
+    "auth:audience": Requirement(
+        _AUTHORIZATION,
+        "Token Handling",
+        "MCP servers MUST validate that access tokens were issued specifically for them as the intended audience,"
+        " according to RFC 8707 Section 2.",
+    ),
+    "auth:401": Requirement(
+        _AUTHORIZATION, "Token Handling", "Invalid or expired tokens MUST receive a HTTP 401 response."
+    ),
+    "auth:own-tokens": Requirement(
+        _AUTHORIZATION,
+        "Token Handling",
+        "MCP servers MUST only accept tokens that are valid for use with their own resources.",
+    ),
+    "auth:no-transit": Requirement(
+        _AUTHORIZATION, "Token Handling", "MCP servers MUST NOT accept or transit any other tokens."
+    ),
+    "auth:no-offline-access": Requirement(
+        _AUTHORIZATION,
+        "Refresh Tokens",
+        "MCP Servers (Protected Resources) SHOULD NOT include offline_access in WWW-Authenticate scope or Protected"
+        " Resource Metadata scopes_supported",
+    ),
+    "auth:insufficient-scope": Requirement(
+        _AUTHORIZATION,
+        "Runtime Insufficient Scope Errors",
+        "When a client makes a request with an access token with insufficient scope during runtime operations, the"
+        " server SHOULD respond with: HTTP 403 Forbidden status code, WWW-Authenticate header with the Bearer scheme",
+    ),
+    "auth:all-scopes-at-once": Requirement(
+        _AUTHORIZATION,
+        "Runtime Insufficient Scope Errors",
+        "servers SHOULD include all scopes required for the current operation in a single challenge.",
     ),
     "resources:capability": Requirement(
         _RESOURCES, "Capabilities", "Servers that support resources MUST declare the resources capability."

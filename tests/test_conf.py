@@ -81,10 +81,50 @@ def test_none_means_no_limit(settings, name):
     assert getattr(conf, name.lower()) is None
 
 
-@pytest.mark.parametrize("name", ["ALLOWED_ORIGINS", "AUTHENTICATION_CLASSES"])
+@pytest.mark.parametrize("name", ["ALLOWED_ORIGINS", "AUTHENTICATION_CLASSES", "AUTHORIZATION_SERVERS", "AUDIENCES"])
 def test_a_text_where_a_list_belongs_is_an_error(settings, name):
     settings.MCP_CHANNELS = {name: "https://a.example"}
     assert ids(check_settings()) == ["mcp_channels.E003"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "auth.example.com",
+        "ftp://auth.example.com",
+        "https://",
+        "https://auth.example.com?a=b",
+        "https://auth.example.com/#a",
+        "https://auth.example.com/a b",
+        'https://auth.example.com/"',
+        "https://auth.example.com\r\nX: y",
+        "https://[",
+        "",
+        7,
+        None,
+    ],
+)
+def test_an_authorization_server_that_is_no_issuer_is_an_error(settings, value):
+    settings.MCP_CHANNELS = {"AUTHORIZATION_SERVERS": ["https://auth.example.com", value]}
+    assert ids(check_settings()) == ["mcp_channels.E003"]
+    with pytest.raises(ImproperlyConfigured, match="AUTHORIZATION_SERVERS"):
+        _ = conf.authorization_servers
+
+
+def test_authorization_servers_are_urls(settings):
+    issuers = ["https://auth.example.com", "https://auth.example.com/tenant/", "http://localhost:8000"]
+    settings.MCP_CHANNELS = {"AUTHORIZATION_SERVERS": issuers}
+    assert check_settings() == []
+    assert conf.authorization_servers == tuple(issuers)
+
+
+@pytest.mark.parametrize("value", ["", 7, None])
+def test_an_audience_that_is_no_text_is_an_error(settings, value):
+    settings.MCP_CHANNELS = {"AUDIENCES": ["our-api", value]}
+    assert ids(check_settings()) == ["mcp_channels.E003"]
+    settings.MCP_CHANNELS = {"AUDIENCES": ["our-api"]}
+    assert check_settings() == []
+    assert conf.audiences == ("our-api",)
 
 
 def test_every_default_has_a_property_with_a_docstring():

@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "mcp_channels.topics": set(),
     "mcp_channels.signals": {"django"},
     "mcp_channels.conf": {"django"},
-    "mcp_channels.models": {"django"},
+    "mcp_channels.grants": {"django"},
+    "mcp_channels.models": {"django", "mcp_channels.grants"},
     "mcp_channels.publisher": {
         "channels",
         "mcp_channels.conf",
@@ -45,7 +46,13 @@ ALLOWED: dict[str, set[str]] = {
         "mcp_channels.signals",
         "mcp_channels.topics",
     },
-    "mcp_channels.auth": {"django", "rest_framework", "mcp_channels.listen", "mcp_channels.models"},
+    "mcp_channels.auth": {
+        "django",
+        "rest_framework",
+        "mcp_channels.auth",
+        "mcp_channels.listen",
+        "mcp_channels.models",
+    },
     "mcp_channels.notify": {"django", "asgiref", "mcp_channels.publisher", "mcp_channels.topics"},
     "mcp_channels.resources": {
         *DJANGO,

@@ -10,13 +10,13 @@ from django.contrib.auth.models import AnonymousUser
 from django.db.models import Q
 from django.http import HttpRequest
 from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from mcp_channels.models import AccessToken
-
-REALM: Final = "mcp"
+from mcp_channels.auth.challenges import bearer_challenge
+from mcp_channels.models import TOKEN_PREFIX, AccessToken
 
 LAST_USED_RESOLUTION: Final = timedelta(minutes=1)
 """How exact ``last_used_at`` is: most requests save a write."""
@@ -27,11 +27,13 @@ class BearerTokenAuthentication(BaseAuthentication):
     Takes ``Authorization: Bearer <token>``; ``request.user`` becomes the principal's user, or anonymous for a service,
     and ``request.auth`` the ``AccessToken``.
 
-    Without such a header it leaves the request to the next class. A token that is unknown, revoked or expired, or whose
-    principal or user is not active, is refused in the same words.
+    Without such a header, or where the token can't be one of ours (they all start with ``mcp_``), it leaves the request
+    to the next class. A token that is unknown, revoked or expired, or whose principal or user is not active, is refused
+    in the same words.
     """
 
     @classmethod
+    @sensitive_variables()
     def prefetch(cls, requests: Collection[HttpRequest]) -> None:
         """
         Look up the tokens of many requests in one go; ``authenticate`` finds them there. Blocks.
@@ -45,6 +47,7 @@ class BearerTokenAuthentication(BaseAuthentication):
         for request, value in wanted.items():
             setattr(request, _FOUND, found.get(value))
 
+    @sensitive_variables()
     def authenticate(self, request: Request) -> tuple[Any, AccessToken] | None:
         """
         See the class.
@@ -68,7 +71,7 @@ class BearerTokenAuthentication(BaseAuthentication):
         """
         The challenge of a 401 (RFC 6750 §3).
         """
-        return f'Bearer realm="{REALM}"'
+        return bearer_challenge()
 
 
 _FOUND = "_mcp_channels_token"
@@ -76,10 +79,11 @@ _FOUND = "_mcp_channels_token"
 
 def _bearer(request: Any) -> str | None:
     """
-    The token that a request shows, or None if it shows none. Any text: one that can't be a token isn't found.
+    The token of ours that a request shows, or None if it shows none.
     """
     scheme, _, value = get_authorization_header(request).partition(b" ")
-    return value.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+    token = value.strip().decode("latin-1")
+    return token if scheme.lower() == b"bearer" and token.startswith(TOKEN_PREFIX) else None
 
 
 def _rejected() -> AuthenticationFailed:

@@ -3,30 +3,47 @@ From a request's credentials to its caller: the principal, and what it may do wi
 """
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
-from django.db import IntegrityError, transaction
-from django.http import HttpRequest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import BadRequest
+from django.db import IntegrityError, models, transaction
+from django.http import HttpRequest, QueryDict
 from django.utils.module_loading import import_string
-from rest_framework.authentication import BaseAuthentication
+from rest_framework.authentication import BaseAuthentication, SessionAuthentication, get_authorization_header
 from rest_framework.exceptions import APIException, AuthenticationFailed
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from mcp_channels.models import AccessToken, Principal
+from mcp_channels.auth import credentials
+from mcp_channels.models import AccessToken, Principal, digest, is_anonymous_name
+
+EXTERNAL: Final = "external:"
+"""What the names of principals start with that stand for users of another system, and have no Django user."""
+
+CLIENT: Final = "client:"
+"""What the names of principals start with that stand for an OAuth client itself (RFC 6749 §4.4)."""
+
+_LONGEST_NAME: Final = 190
+
+_NOT_VALID: Final = "The token is not valid."
 
 
 class NotAuthenticatedError(Exception):
     """
-    The request has no credentials, or no good ones. ``challenge`` is for ``WWW-Authenticate``.
+    The request has no credentials, or no good ones.
     """
 
-    def __init__(self, detail: str, *, challenge: str) -> None:
+    def __init__(self, detail: str, *, is_shown: bool, schemes: Sequence[str] = ()) -> None:
         super().__init__(detail)
-        self.challenge = challenge
+        self.is_shown = is_shown
+        """Whether it has credentials, but no good ones."""
+        self.schemes = tuple(schemes)
+        """The challenges of other schemes than Bearer, for ``WWW-Authenticate``."""
 
 
 class NotPermittedError(Exception):
@@ -42,7 +59,7 @@ class Caller:
     """
 
     principal: Principal
-    """The principal; unsaved (without a ``pk``) for an anonymous caller."""
+    """The principal; for an anonymous caller, it need not be saved."""
 
     scopes: frozenset[str]
     """The names of the scopes that this credential grants."""
@@ -54,14 +71,14 @@ class Caller:
     """The request as Django sees it, with its ``user``."""
 
     token: AccessToken | None = None
-    """The token, if it is one of this project's own."""
+    """The token of our own, where one was shown."""
 
     @property
     def is_anonymous(self) -> bool:
         """
         Whether nobody signed in.
         """
-        return self.principal.pk is None
+        return self.principal.is_anonymous or self.principal.pk is None
 
     def has_scope(self, name: str | None) -> bool:
         """
@@ -70,38 +87,45 @@ class Caller:
         return name is None or name in self.scopes
 
 
-def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymous: bool) -> Caller:
+def authenticate(
+    request: HttpRequest, classes: Sequence[Any], *, allow_anonymous: bool, audiences: Collection[str] = ()
+) -> Caller:
     """
     Run DRF's authentication ``classes`` (or dotted paths) over ``request``. Blocks: it asks the database.
+
+    A request that shows a token is judged by it alone: its session isn't looked at. A credential that says whom it is
+    for must name one of ``audiences``, and one that says what it is for narrows the principal's scopes.
 
     Raises:
         NotAuthenticatedError: the answer is 401.
         NotPermittedError: the answer is 403.
+        BadRequest, SuspiciousOperation, MultiPartParserError: the request can't be read; the answer is 400.
     """
+    if "access_token" in request.GET:
+        # URLs are logged (RFC 9700 §4.3.2), and some classes would take it.
+        raise BadRequest("An access token belongs in the Authorization header")
     authenticators = [_load(item)() for item in classes]
-    drf_request = Request(request, parsers=[_NoBody()], authenticators=authenticators)
+    drf_request = Request(request, parsers=[_NoBody()])
+    offered = [header for item in authenticators if (header := item.authenticate_header(drf_request))]
+    others = [header for header in dict.fromkeys(offered) if _scheme(header) != "bearer"]
+    shown = _scheme(get_authorization_header(drf_request).decode("latin-1")) in {"bearer", *map(_scheme, offered)}
+    if shown:
+        authenticators = [item for item in authenticators if not isinstance(item, SessionAuthentication)]
+    drf_request.authenticators = authenticators
     try:
-        user, auth = drf_request.user, drf_request.auth
+        caller = _caller(request, drf_request, audiences)
     except AuthenticationFailed as error:
-        raise NotAuthenticatedError(str(error.detail), challenge=_challenge(authenticators, drf_request)) from None
+        raise NotAuthenticatedError(_text(error.detail), is_shown=True, schemes=others) from None
     except APIException as error:
-        raise NotPermittedError(str(error.detail)) from None
-    request.user = user
-    if isinstance(auth, AccessToken):
-        granted = frozenset[str]() if auth.granted is None else auth.granted
-        return Caller(auth.principal, granted, auth.expires_at, request, auth)
-    if user is not None and user.is_authenticated:
-        principal = _principal_of(user)
-        if not principal.is_active:
-            raise NotAuthenticatedError(
-                "The principal is not active.", challenge=_challenge(authenticators, drf_request)
-            )
-        return Caller(principal, _scopes(principal), _expiry(auth), request)
+        raise NotPermittedError(_text(error.detail)) from None
+    if caller is not None:
+        return caller
+    if shown:
+        raise NotAuthenticatedError(_NOT_VALID, is_shown=True, schemes=others)
     if allow_anonymous:
-        return Caller(Principal(name=anonymous_name(request.META.get("REMOTE_ADDR", ""))), frozenset(), None, request)
-    raise NotAuthenticatedError(
-        "Authentication credentials were not provided.", challenge=_challenge(authenticators, drf_request)
-    )
+        name = anonymous_name(request.META.get("REMOTE_ADDR", ""))
+        return Caller(Principal(name=name, is_anonymous=True), frozenset(), None, request)
+    raise NotAuthenticatedError("Authentication credentials were not provided.", is_shown=False, schemes=others)
 
 
 def prefetch(requests: Collection[HttpRequest], classes: Sequence[Any]) -> None:
@@ -137,11 +161,11 @@ class _NoBody(BaseParser):
 
     media_type = "*/*"
 
-    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> dict[str, Any]:
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> QueryDict:
         """
         See BaseParser.
         """
-        return {}
+        return QueryDict()
 
 
 def _load(item: Any) -> type[BaseAuthentication]:
@@ -149,42 +173,100 @@ def _load(item: Any) -> type[BaseAuthentication]:
     return loaded
 
 
-def _challenge(authenticators: Sequence[BaseAuthentication], request: Request) -> str:
-    # MCP clients look for Bearer, whichever class comes first.
-    offered = [header for item in authenticators if (header := item.authenticate_header(request))]
-    bearer = [header for header in offered if header.lower().startswith("bearer")]
-    return (bearer or offered or ["Bearer"])[0]
+def _scheme(header: str) -> str:
+    return header.strip().partition(" ")[0].lower()
 
 
-def _scopes(principal: Principal) -> frozenset[str]:
-    return frozenset(principal.scopes.order_by().values_list("name", flat=True))
+def _text(detail: Any) -> str:
+    """
+    What a refusal of DRF's, or of a class of another package, says in one sentence.
+    """
+    if isinstance(detail, dict):
+        detail = detail.get("detail") or next(iter(detail.values()), "")
+    if isinstance(detail, list):
+        detail = detail[0] if detail else ""
+    return str(detail)
 
 
-def _principal_of(user: Any) -> Principal:
-    principal = Principal.objects.filter(user=user).first()
-    if principal is not None:
-        return principal
-    # A service may have this name already; the user's key makes it unique.
-    for name in (user.get_username(), f"{user.get_username()} (user {user.pk})"):
+def _caller(request: HttpRequest, drf_request: Request, audiences: Collection[str]) -> Caller | None:
+    """
+    Whom DRF's classes found, if anybody.
+    """
+    # A token may stand for no user.
+    user, auth = drf_request.user or AnonymousUser(), drf_request.auth
+    request.user = user
+    if drf_request.successful_authenticator is None or (auth is None and not user.is_authenticated):
+        return None
+    if not credentials.is_for(auth, audiences):
+        raise AuthenticationFailed(_NOT_VALID)
+    token = auth if isinstance(auth, AccessToken) else None
+    principal = _principal_of(user, auth) if token is None else token.principal
+    # django-oauth-toolkit doesn't look whether a user is active; an AnonymousUser never is.
+    owner = user if user.is_authenticated else principal.user
+    if not principal.is_active or not getattr(owner, "is_active", True):
+        raise AuthenticationFailed("The principal is not active.")
+    granted = (principal if token is None else token).granted or frozenset()
+    narrower = credentials.scopes(auth)
+    if isinstance(drf_request.successful_authenticator, SessionAuthentication):
+        ends_at = credentials.session_ends_at(request)
+    else:
+        ends_at = credentials.expires_at(auth)
+    return Caller(principal, granted if narrower is None else granted & narrower, ends_at, request, token)
+
+
+def _principal_of(user: Any, auth: Any) -> Principal:
+    """
+    The principal that a user or a credential of another package leads to; it is made when it first calls.
+
+    Raises:
+        AuthenticationFailed: they name nobody.
+        NotPermittedError: another principal has the name.
+    """
+    lookups: dict[str, Any]
+    if isinstance(user, get_user_model()):
+        lookups, names = {"user": user}, list(_names_of(user))
+    else:
+        name = _external_name(user, auth)
+        if name is None:
+            raise AuthenticationFailed("The token stands for nobody.")
+        lookups, names = {"name": name, "user": None}, [name]
+    found = Principal.objects.find(**lookups)
+    for name in () if found is not None else names:
         try:
             with transaction.atomic():
-                return Principal.objects.create(name=name[:190], user=user)
-        except IntegrityError:
-            principal = Principal.objects.filter(user=user).first()
-            if principal is not None:
-                return principal
-    raise NotPermittedError("No principal could be made for this user.")
+                found = Principal.objects.create(**{"name": name, **lookups})
+                found.granted = frozenset()
+                break
+        except IntegrityError:  # the name is taken, or another request was faster
+            found = Principal.objects.find(**lookups)
+            if found is not None:
+                break
+    if found is None:
+        raise NotPermittedError("No principal could be made for this user.")
+    return found
 
 
-def _expiry(auth: Any) -> datetime | None:
+def _names_of(user: Any) -> Iterator[str]:
     """
-    When a credential of another package ends: a JWT's ``exp`` (RFC 7519 §4.1.4), or a model's ``expires``.
+    Names for a Django user's principal. A service may have the user's; the key makes it unique.
     """
-    expires = getattr(auth, "expires", None)
-    if isinstance(expires, datetime):
-        return expires
-    get = getattr(auth, "get", None)
-    exp = get("exp") if callable(get) else None
-    if isinstance(exp, (int, float)) and not isinstance(exp, bool):
-        return datetime.fromtimestamp(exp, tz=UTC)
-    return None
+    name, key = user.get_username(), str(user.pk)
+    if name and not is_anonymous_name(name) and not name.startswith((EXTERNAL, CLIENT)):
+        yield name[:_LONGEST_NAME]
+        yield f"{name[: _LONGEST_NAME - len(key) - 8]} (user {key})"
+    yield f"user {key}"
+
+
+def _external_name(user: Any, auth: Any) -> str | None:
+    """
+    The name of the principal of a user whom this project's database doesn't hold (a stateless user of simplejwt), or of
+    an OAuth client that calls for itself.
+    """
+    if user.is_authenticated and user.pk not in (None, ""):
+        kind = user._meta.label_lower if isinstance(user, models.Model) else credentials.claim(auth, "iss")
+        name = f"{EXTERNAL}{kind}#{user.pk}" if kind else f"{EXTERNAL}{user.pk}"
+    elif client := getattr(getattr(auth, "application", None), "client_id", None):
+        name = f"{CLIENT}{client}"
+    else:
+        return None
+    return name if len(name) <= _LONGEST_NAME else f"{name.partition(':')[0]}:{digest(name)}"

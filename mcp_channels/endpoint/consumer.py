@@ -13,7 +13,6 @@ import mcp_types as types
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from channels.consumer import AsyncConsumer
 from channels.layers import get_channel_layer
-from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 
 from mcp_channels.conf import settings
@@ -68,6 +67,7 @@ class MCPConsumer(AsyncConsumer):
             authentication_classes: DRF authentication classes; None: ``AUTHENTICATION_CLASSES``.
             can_subscribe: a function of a ``Principal`` and a URI which the caller may read, synchronous or not, that
                 says whether they may subscribe to it. What it raises is logged, and means no.
+            scope: the scope, or a list of scopes, that every caller needs.
         """
         endpoint = Endpoint(**initkwargs)
 
@@ -100,10 +100,7 @@ class MCPConsumer(AsyncConsumer):
             logger.exception("A request to endpoint %s failed", self.endpoint.name)
             if exchange.started:
                 raise
-            if isinstance(error, (DatabaseError, InterfaceError)):
-                await exchange.refuse(_busy("The database is not available"))
-            else:
-                await exchange.refuse(Refusal(500, types.INTERNAL_ERROR, "Internal error"))
+            await exchange.refuse(incoming.failure(error))
 
 
 class _Exchange:

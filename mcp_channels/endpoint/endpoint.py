@@ -2,16 +2,19 @@
 One mounted URL with one server.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
 import mcp_types as types
 from channels.db import database_sync_to_async
+from django.core.exceptions import BadRequest, SuspiciousOperation
 from django.http import HttpRequest
+from django.http.multipartparser import MultiPartParserError
 
 from mcp_channels import sdk
+from mcp_channels.auth.challenges import SCOPE_NAME, bearer_challenge, metadata_url, resource_url
 from mcp_channels.auth.principals import Caller, NotAuthenticatedError, NotPermittedError, authenticate, prefetch
 from mcp_channels.batching import Batcher
 from mcp_channels.conf import settings
@@ -62,17 +65,20 @@ class Endpoint:
         allow_anonymous: bool | None = None,
         authentication_classes: Sequence[Any] | None = None,
         can_subscribe: CanSubscribe | None = None,
+        scope: str | Collection[str] = (),
     ) -> None:
         """
         See ``MCPConsumer.as_asgi``.
 
         Raises:
             TypeError: the server is not an ``MCPServer``.
+            ValueError: a scope's name has characters that OAuth doesn't allow.
         """
         if not isinstance(server, MCPServer):
             raise TypeError(f"server must be an mcp_channels.MCPServer, not {type(server).__name__}")
         self.server = server
         self.name = name or server.name
+        self.scopes = scope_names(scope)
         self.upstream = Upstream(server, max_body_size=settings.max_body_size)
         self.server_info = frames.dumps(sdk.server_info(server))
         self._decisions: Batcher[Asked, Admitted] = Batcher(self._decide)
@@ -102,16 +108,47 @@ class Endpoint:
         Who is calling. Blocks.
 
         Raises:
-            Refusal: 401 or 403.
+            Refusal: 400, 401 or 403.
         """
         try:
-            return authenticate(request, self.authentication_classes, allow_anonymous=self.allows_anonymous)
+            caller = authenticate(
+                request,
+                self.authentication_classes,
+                allow_anonymous=self.allows_anonymous,
+                audiences=(resource_url(request), *settings.audiences),
+            )
         except NotAuthenticatedError as error:
-            raise Refusal(
-                401, types.INVALID_REQUEST, str(error), headers={"WWW-Authenticate": error.challenge}
+            raise self._challenge(
+                request, 401, str(error), "invalid_token" if error.is_shown else None, *error.schemes
             ) from None
         except NotPermittedError as error:
             raise Refusal(403, types.INVALID_REQUEST, str(error)) from None
+        except BadRequest as error:
+            raise Refusal(400, types.INVALID_REQUEST, str(error)) from None
+        except (SuspiciousOperation, MultiPartParserError):
+            raise Refusal(400, types.INVALID_REQUEST, "The request can't be read") from None
+        if not all(map(caller.has_scope, self.scopes)):
+            if caller.is_anonymous:
+                raise self._challenge(request, 401, "Authentication credentials were not provided.")
+            needed = f"The endpoint needs the scope {' '.join(self.scopes)}."
+            raise self._challenge(request, 403, needed, "insufficient_scope")
+        return caller
+
+    def _challenge(
+        self, request: HttpRequest, status: int, message: str, error: str | None = None, *others: str
+    ) -> Refusal:
+        """
+        A refusal that tells how to be let in (RFC 6750 §3; MCP 2026-07-28 basic/authorization). Bearer comes first: MCP
+        clients look for it.
+        """
+        bearer = bearer_challenge(
+            error=error,
+            scopes=self.scopes,
+            resource_metadata=metadata_url(request) if settings.authorization_servers else None,
+        )
+        return Refusal(
+            status, types.INVALID_REQUEST, message, headers={"WWW-Authenticate": ", ".join((bearer, *others))}
+        )
 
     async def admit(self, request: HttpRequest, asked: Filter | None = None) -> Admitted:
         """
@@ -209,6 +246,20 @@ def seconds_until(caller: Caller) -> float | None:
     Seconds until the caller's credential ends; None: it doesn't.
     """
     return None if caller.expires_at is None else (caller.expires_at - datetime.now(UTC)).total_seconds()
+
+
+def scope_names(scope: str | Collection[str] | None) -> tuple[str, ...]:
+    """
+    The names in a ``scope`` argument: one, several, or none.
+
+    Raises:
+        ValueError: a name has characters that OAuth doesn't allow (RFC 6749 §3.3).
+    """
+    names = (scope,) if isinstance(scope, str) else tuple(dict.fromkeys(scope or ()))
+    for name in names:
+        if not isinstance(name, str) or not SCOPE_NAME.fullmatch(name):
+            raise ValueError(f"scope has {name!r}: a name is printable ASCII without blanks, quotes and backslashes")
+    return names
 
 
 def _identity(caller: Caller) -> Hashable:

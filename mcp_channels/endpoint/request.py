@@ -15,6 +15,7 @@ from asgiref.typing import ASGIReceiveCallable, HTTPScope
 from django.contrib.auth import get_user
 from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 from mcp.shared.inbound import (
@@ -77,6 +78,16 @@ class Refusal(Exception):  # noqa: N818  # an answer, not a fault
         if self.data is not None:
             error["data"] = self.data
         return json.dumps({"jsonrpc": "2.0", "id": self.request_id, "error": error}, separators=(",", ":")).encode()
+
+
+def failure(error: Exception) -> Refusal:
+    """
+    What a client is told of an error that nobody expected: nothing of it, as it may show a secret.
+    """
+    if isinstance(error, (DatabaseError, InterfaceError)):
+        retry = {"Retry-After": str(RETRY_AFTER)}
+        return Refusal(503, types.INTERNAL_ERROR, "The database is not available", headers=retry)
+    return Refusal(500, types.INTERNAL_ERROR, "Internal error")
 
 
 class ClientGoneError(Exception):

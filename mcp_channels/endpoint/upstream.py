@@ -109,7 +109,9 @@ async def serve_once(
 
 
 def _with_call(scope: Any, call: Call) -> dict[str, Any]:
-    return {**scope, SCOPE_KEY: call, "user": _sdk_user(call)}
+    # The credentials have done their work; what goes on without them can't leak them.
+    headers = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"cookie")]
+    return {**scope, "headers": headers, SCOPE_KEY: call, "user": _sdk_user(call)}
 
 
 def _sdk_user(call: Call) -> AuthenticatedUser:

@@ -55,8 +55,8 @@ def test_each_of_a_batch_gets_its_own_answer(endpoint, django_assert_num_queries
         asked(None, *every),
         asked(bob),
     ]
-    # The tokens, the scopes, the first use, and what Alice and Bob may see.
-    with django_assert_num_queries(5):
+    # The tokens with all that they stand for, the first use, and what Alice and Bob may see.
+    with django_assert_num_queries(4):
         decisions = endpoint._decide(batch)
     rows = [decision.rows if isinstance(decision, Admitted) else decision.status for decision in decisions]
     assert rows == [
@@ -86,7 +86,7 @@ def test_very_many_uris_are_asked_for_in_portions(endpoint, django_assert_num_qu
     value = token("alice")
     Note.objects.bulk_create([Note(pk=pk, title="x", shared=True) for pk in range(1, 2501)])
     batch = [asked(value, *(f"note://{pk}" for pk in range(start, start + 1000))) for start in (1, 1001, 2001)]
-    with django_assert_num_queries(6):
+    with django_assert_num_queries(5):
         decisions = endpoint._decide(batch)
     assert [len(decision.rows) for decision in decisions] == [1000, 1000, 500]
 

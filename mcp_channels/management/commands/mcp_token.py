@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth import get_user_model
+from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
 
@@ -56,7 +57,9 @@ class Command(BaseCommand):
         self.stdout.write(f"Revoked {count} token{'' if count == 1 else 's'} of {name}.")
 
     def _principal(self, options: dict[str, Any]) -> Principal:
-        principal, _ = Principal.objects.get_or_create(name=options["name"])
+        principal = Principal.objects.filter(name=options["name"]).first() or Principal(name=options["name"])
+        if principal.is_anonymous:
+            raise CommandError(f"The principal {principal.name!r} stands for anonymous callers: it can have no token.")
         if options["user"] is not None:
             users = get_user_model()
             try:
@@ -68,6 +71,10 @@ class Command(BaseCommand):
                 raise CommandError(f"The user {options['user']!r} is principal {other.name!r} already.")
         if options["max_streams"] is not None:
             principal.max_streams = options["max_streams"]
+        try:
+            principal.full_clean()
+        except ValidationError as error:
+            raise CommandError(" ".join(error.messages)) from None
         principal.save()
         if options["scopes"] is not None:
             principal.scopes.set(Scope.named(options["scopes"]))
