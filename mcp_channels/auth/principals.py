@@ -266,7 +266,18 @@ def _external_name(user: Any, auth: Any) -> str | None:
         kind = user._meta.label_lower if isinstance(user, models.Model) else credentials.claim(auth, "iss")
         name = f"{EXTERNAL}{kind}#{user.pk}" if kind else f"{EXTERNAL}{user.pk}"
     elif client := getattr(getattr(auth, "application", None), "client_id", None):
-        name = f"{CLIENT}{client}"
+        return client_name(client)
     else:
         return None
+    return _fitting(name)
+
+
+def client_name(client: str) -> str:
+    """
+    The name of the principal of an OAuth client that calls for itself, by its ``client_id``.
+    """
+    return _fitting(f"{CLIENT}{client}")
+
+
+def _fitting(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name.partition(':')[0]}:{digest(name)}"

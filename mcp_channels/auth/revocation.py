@@ -14,6 +14,7 @@ from django.contrib.auth import get_user_model
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_save, pre_delete
 
+from mcp_channels.auth.principals import client_name
 from mcp_channels.listen import orders
 from mcp_channels.models import AccessToken, LiveStream, Principal, Scope
 
@@ -55,8 +56,12 @@ def _check(principals: Iterable[int | None]) -> None:
 
 
 def _principal_saved(*, instance: Principal, created: bool, raw: bool, **kwargs: Any) -> None:
-    if not created and not raw:
+    if created or raw:
+        return
+    if instance.is_active:
         _check([instance.pk])
+    else:
+        orders.disconnect(LiveStream.objects.filter(principal=instance.pk))
 
 
 def _principal_deleted(*, instance: Principal, **kwargs: Any) -> None:
@@ -110,5 +115,9 @@ def _user_saved(
 
 
 def _credential_changed(*, instance: Any, created: bool = False, raw: bool = False, **kwargs: Any) -> None:
-    if not created and not raw and instance.user_id is not None:
+    if created or raw:
+        return
+    if instance.user_id is not None:
         _check(Principal.objects.filter(user=instance.user_id).values_list("pk", flat=True))
+    elif client := getattr(getattr(instance, "application", None), "client_id", None):
+        _check(Principal.objects.filter(name=client_name(client)).values_list("pk", flat=True))

@@ -27,7 +27,7 @@ HEARTBEAT: Final = 5.0
 """Seconds between two heartbeats; what streams have delivered is written with them."""
 
 SWEEP_INTERVAL: Final = 2.5
-"""Seconds between two looks for dead nodes."""
+"""Seconds between two looks for dead nodes, and for streams whose principal or token is none any more."""
 
 FORGET_INTERVAL: Final = 300.0
 """Seconds between two looks for anonymous callers to forget."""
@@ -115,6 +115,8 @@ class Beat:
             registry.release(released)
         if deliveries:
             registry.record(deliveries)
+        if now - self._swept_at >= SWEEP_INTERVAL:
+            found.extend((key, "revoked") for key in registry.unwanted(self.node))
         if is_alive:
             self._clean_up(now)
         return Seen(is_alive, found, [key for key in awaited if key not in there], released)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 from django.db import connections, router
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from mcp_channels.listen.orders import CHECK, PORTION, Order
@@ -53,6 +54,15 @@ def orders_for(node: str) -> list[Order]:
     ]
     take_checks([key for key, what in orders if what == CHECK])
     return orders
+
+
+def unwanted(node: str) -> list[int]:
+    """
+    A node's streams whose principal is gone or not active, or whose token is revoked, whatever it was that did so.
+    """
+    rows = LiveStream.objects.using(_using()).filter(node=node).exclude(state=LiveStream.State.ENDING)
+    is_over = Q(principal=None) | Q(principal__is_active=False) | Q(token__revoked_at__isnull=False)
+    return list(rows.filter(is_over).order_by().values_list("pk", flat=True))
 
 
 def take_checks(keys: Collection[int]) -> None:
