@@ -76,7 +76,7 @@ def test_every_public_name_is_documented():
 
 def test_every_option_of_every_command_is_documented():
     text = (ROOT / "docs/reference/commands.md").read_text()
-    for command in ("mcp_token", "mcp_notify", "mcp_listen"):
+    for command in ("mcp_token", "mcp_notify", "mcp_listen", "mcp_streams"):
         parser = load_command_class("mcp_channels", command).create_parser("manage.py", command)
         common = load_command_class("django.core", "check").create_parser("manage.py", "check")
         known = {option for action in common._actions for option in action.option_strings} | {"--skip-checks"}
