@@ -18,6 +18,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks/README.md",
 ]
+ADMIN = ROOT / "docs" / "topics" / "admin.md"
 BLOCK = re.compile(r"(?P<step><!-- step: .* -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 
 
@@ -47,6 +48,15 @@ def test_links_lead_somewhere(page):
             assert target[1:] in anchors, target
         elif not target.startswith("https://"):
             assert (page.parent / target).exists(), target
+
+
+def test_every_picture_is_shown_and_small():
+    shown = {
+        (ROOT / "docs" / "topics" / path).resolve() for path in re.findall(r"!\[.*?\]\((.*?)\)", ADMIN.read_text())
+    }
+    pictures = set((ROOT / "docs" / "images").iterdir())
+    assert shown == pictures
+    assert [path.name for path in pictures if path.stat().st_size > 150_000] == []
 
 
 def rows(page: str) -> list[list[str]]:
