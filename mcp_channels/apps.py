@@ -19,8 +19,10 @@ class MCPChannelsConfig(AppConfig):
 
     def ready(self) -> None:
         """
-        Register the system checks, and load the ``mcp`` modules.
+        Register the system checks, look at changes of who may listen, and load the ``mcp`` modules.
         """
         from mcp_channels import checks  # noqa: F401  # registering is its import's work
+        from mcp_channels.auth import revocation
 
+        revocation.connect()
         autodiscover_modules("mcp")

@@ -189,6 +189,14 @@ class AccessToken(models.Model):
     def __str__(self) -> str:
         return f"{self.prefix}…"
 
+    def revoke(self) -> None:
+        """
+        Make the token worthless; the streams that it opened end.
+        """
+        if self.revoked_at is None:
+            self.revoked_at = timezone.now()
+            self.save(update_fields=["revoked_at"])
+
     def is_good(self, now: datetime) -> bool:
         """
         Whether the token may be used at ``now``. The state of its principal is not looked at.

@@ -53,6 +53,9 @@ class Caller:
     request: HttpRequest | None = None
     """The request as Django sees it, with its ``user``."""
 
+    token: AccessToken | None = None
+    """The token, if it is one of this project's own."""
+
     @property
     def is_anonymous(self) -> bool:
         """
@@ -86,7 +89,7 @@ def authenticate(request: HttpRequest, classes: Sequence[Any], *, allow_anonymou
     request.user = user
     if isinstance(auth, AccessToken):
         granted = frozenset[str]() if auth.granted is None else auth.granted
-        return Caller(auth.principal, granted, auth.expires_at, request)
+        return Caller(auth.principal, granted, auth.expires_at, request, auth)
     if user is not None and user.is_authenticated:
         principal = _principal_of(user)
         if not principal.is_active:

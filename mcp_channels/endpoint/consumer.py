@@ -7,8 +7,7 @@ The endpoint as an ASGI application for Channels' routing.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mcp_types as types
 from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
@@ -19,14 +18,17 @@ from django.http import HttpRequest
 
 from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
-from mcp_channels.endpoint.endpoint import Endpoint
+from mcp_channels.endpoint.endpoint import Endpoint, seconds_until
 from mcp_channels.endpoint.flow import abort, flow_of
 from mcp_channels.endpoint.request import ClientGoneError, Refusal
 from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
 from mcp_channels.listen import frames
+from mcp_channels.listen.admission import Candidate, NotAdmittedError
 from mcp_channels.listen.hub import Hub, HubFullError
+from mcp_channels.listen.node import Held
 from mcp_channels.listen.stream import Limits, Stream
+from mcp_channels.models import LiveStream
 from mcp_channels.server import Call
 
 STREAM_HEADERS: Final = (
@@ -64,6 +66,8 @@ class MCPConsumer(AsyncConsumer):
             name: how the endpoint is called in logs; the server's name, unless given.
             allow_anonymous: whether callers without credentials are served; None: ``ALLOW_ANONYMOUS``.
             authentication_classes: DRF authentication classes; None: ``AUTHENTICATION_CLASSES``.
+            can_subscribe: a function of a ``Principal`` and a URI which the caller may read, synchronous or not, that
+                says whether they may subscribe to it. What it raises is logged, and means no.
         """
         endpoint = Endpoint(**initkwargs)
 
@@ -84,10 +88,10 @@ class MCPConsumer(AsyncConsumer):
         exchange = _Exchange(self.endpoint, incoming.cleaned(scope), receive, send)
         del scope
         try:
-            stream = await exchange.answer()
+            listener = await exchange.answer()
             # What the request brought is let go of here: a stream may be open for hours.
-            if stream is not None:
-                await exchange.serve(stream)
+            if listener is not None:
+                await exchange.serve(listener)
         except Refusal as refusal:
             await exchange.refuse(refusal)
         except ClientGoneError:
@@ -117,9 +121,9 @@ class _Exchange:
         self._send: Any = send
         self._origin: str | None = None
 
-    async def answer(self) -> Stream | None:
+    async def answer(self) -> "_Listener | None":
         """
-        Answer the request; a listen that is granted comes back as the stream to serve.
+        Answer the request; a listen that may be granted comes back as the stream to serve.
         """
         request = incoming.django_request(self.scope)
         self._origin = incoming.check_origin(request, settings.allowed_origins)
@@ -136,23 +140,38 @@ class _Exchange:
             await self._pass_on(request, self.receive)
         return None
 
-    async def serve(self, stream: Stream) -> None:
+    async def serve(self, listener: "_Listener") -> None:
         """
-        Serve a stream until it ends.
+        Serve a stream until it ends, if its principal may hold one.
         """
+        held, stream = listener.held, listener.held.stream
         layer = get_channel_layer(settings.channel_layer)
         if layer is None:
             raise _busy(f"No channel layer {settings.channel_layer!r} is configured", stream.request_id)
         self.scope = None  # type: ignore[assignment]  # it isn't needed any more, and it is large
         hub = Hub.current(layer)
+        watcher = asyncio.create_task(_watch(self.receive, stream), name="mcp_channels-disconnect")
         try:
-            try:
-                await hub.attach(stream, max_streams=settings.max_streams)
-            except HubFullError:
-                raise _busy("The server holds as many streams as it can", stream.request_id) from None
+            await self._admit(hub, listener)
+            del listener
             await self._stream(stream)
         finally:
+            watcher.cancel()
             hub.detach(stream)
+            await hub.node.release(held)
+
+    async def _admit(self, hub: Hub, listener: "_Listener") -> None:
+        stream = listener.held.stream
+        try:
+            # A process that is full supersedes nobody.
+            await hub.attach(stream, max_streams=settings.max_streams)
+            is_admitted = await hub.node.admit(listener.held, listener.candidate)
+        except HubFullError:
+            raise _busy("The server holds as many streams as it can", stream.request_id) from None
+        except NotAdmittedError as error:
+            raise Refusal(403, types.INVALID_REQUEST, str(error), request_id=stream.request_id) from None
+        if not is_admitted:
+            raise _busy("The server is shutting down, or the client left", stream.request_id)
 
     async def refuse(self, refusal: Refusal) -> None:
         """
@@ -178,11 +197,11 @@ class _Exchange:
     async def _pass_on(
         self, request: HttpRequest, receive: Callable[[], Awaitable[Any]], *, is_stream: bool = False
     ) -> None:
-        caller = (await self.endpoint.admissions.admit(request)).caller
+        caller = (await self.endpoint.admit(request)).caller
         send = self._send if self._origin is None else self._send_with_cors
         if is_stream:
             send = _opening(send)
-        limits = [settings.max_stream_lifetime, _seconds_until(caller.expires_at)] if is_stream else []
+        limits = [settings.max_stream_lifetime, seconds_until(caller)] if is_stream else []
         was_cut = await self.endpoint.upstream(
             self.scope,
             receive,
@@ -214,27 +233,40 @@ class _Exchange:
 
     # Listening
 
-    async def _answer_listen(self, request: HttpRequest) -> Stream | None:
+    async def _answer_listen(self, request: HttpRequest) -> "_Listener | None":
         try:
             body = await incoming.read_body(self.scope, self.receive, settings.max_body_size)
             listen = incoming.read_listen(self.scope, body, max_entries=settings.max_filter_entries)
         except Refusal:
             # Who may not call at all is told that first, whatever else is wrong.
-            await self.endpoint.admissions.admit(request)
+            await self.endpoint.admit(request)
             raise
         if listen is None:
             await self._pass_on(request, replay(body, self.receive))
             return None
-        admitted = await self.endpoint.admissions.admit(request, listen.filter)
-        return Stream(
+        checked_at = asyncio.get_running_loop().time()
+        admitted = await self.endpoint.admit(request, listen.filter)
+        caller, honoured = admitted.caller, await self.endpoint.honour(admitted, listen.filter)
+        stream = Stream(
             listen.id,
-            await self.endpoint.honour(admitted, listen.filter),
+            honoured,
             endpoint=self.endpoint.name,
             server_info=self.endpoint.server_info,
             limits=_limits(),
-            expires_in=_seconds_until(admitted.caller.expires_at),
-            principal=admitted.caller.principal.pk,
+            expires_in=seconds_until(caller),
+            principal=caller.principal.pk,
         )
+        row = LiveStream(
+            token=caller.token,
+            endpoint=self.endpoint.name[:190],
+            kinds=", ".join(honoured.kinds()),
+            uri_count=len(honoured.resource_subscriptions),
+            client_name=_text(listen.client_info.get("name")),
+            client_version=_text(listen.client_info.get("version")),
+            address=request.META.get("REMOTE_ADDR", "")[:64],
+        )
+        held = Held(stream, self.endpoint.check, incoming.Credentials(self.scope), checked_at)
+        return _Listener(held, Candidate(caller.principal, row))
 
     async def _stream(self, stream: Stream) -> None:
         flow = flow_of(self._send)
@@ -245,12 +277,10 @@ class _Exchange:
                 await flow.wait()
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        watcher = asyncio.create_task(_watch(self.receive, stream), name="mcp_channels-disconnect")
         try:
             await self._start(200, STREAM_HEADERS)
             await stream.serve(write)
         finally:
-            watcher.cancel()
             if flow is not None:
                 flow.close()
             # Without this, some servers would never end the response.
@@ -263,6 +293,11 @@ class _Exchange:
         except Exception as error:  # the client is gone, or its socket takes nothing: the server sees to it
             logger.debug("The last message of a stream could not be sent: %r", error)
             abort(self._send)
+
+
+class _Listener(NamedTuple):
+    held: Held
+    candidate: Candidate
 
 
 def _opening(send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
@@ -290,8 +325,13 @@ async def _watch(receive: Callable[[], Any], stream: Stream) -> None:
     stream.end("client_closed")
 
 
-def _seconds_until(moment: datetime | None) -> float | None:
-    return None if moment is None else (moment - datetime.now(UTC)).total_seconds()
+def _text(value: object) -> str:
+    """
+    What a client says of itself, as any database takes it.
+    """
+    if not isinstance(value, str):
+        return ""
+    return value.encode("utf-8", "replace").decode().replace("\0", "")[:190]
 
 
 def _limits() -> Limits:

@@ -3,23 +3,46 @@ One mounted URL with one server.
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, TypeVar
 
 import mcp_types as types
+from channels.db import database_sync_to_async
 from django.http import HttpRequest
 
 from mcp_channels import sdk
 from mcp_channels.auth.principals import Caller, NotAuthenticatedError, NotPermittedError, authenticate, prefetch
+from mcp_channels.batching import Batcher
 from mcp_channels.conf import settings
-from mcp_channels.endpoint.admissions import Admissions, Admitted, Asked
-from mcp_channels.endpoint.request import Refusal
+from mcp_channels.endpoint.request import Credentials, Refusal
 from mcp_channels.endpoint.upstream import Upstream
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
-from mcp_channels.resources import authorize
+from mcp_channels.listen.node import Verdict
+from mcp_channels.listen.stream import Stream
+from mcp_channels.resources import authorize, subscribe
+from mcp_channels.resources.subscribe import CanSubscribe
 from mcp_channels.server import MCPServer
 
 _T = TypeVar("_T")
+
+
+class Asked(NamedTuple):
+    """
+    A request to be let in; ``filter`` is None if it doesn't listen.
+    """
+
+    request: HttpRequest
+    filter: Filter | None
+
+
+class Admitted(NamedTuple):
+    """
+    A caller who may call, and those of the URIs asked for that are rows which they may read.
+    """
+
+    caller: Caller
+    rows: frozenset[str]
 
 
 class Endpoint:
@@ -34,6 +57,7 @@ class Endpoint:
         name: str | None = None,
         allow_anonymous: bool | None = None,
         authentication_classes: Sequence[Any] | None = None,
+        can_subscribe: CanSubscribe | None = None,
     ) -> None:
         """
         See ``MCPConsumer.as_asgi``.
@@ -47,7 +71,8 @@ class Endpoint:
         self.name = name or server.name
         self.upstream = Upstream(server, max_body_size=settings.max_body_size)
         self.server_info = frames.dumps(sdk.server_info(server))
-        self.admissions = Admissions(self._decide)
+        self._decisions: Batcher[Asked, Admitted] = Batcher(self._decide)
+        self._can_subscribe = can_subscribe
         self._allow_anonymous = allow_anonymous
         self._authentication_classes = authentication_classes
         server.is_served = True
@@ -73,6 +98,33 @@ class Endpoint:
         except NotPermittedError as error:
             raise Refusal(403, types.INVALID_REQUEST, str(error)) from None
 
+    async def admit(self, request: HttpRequest, asked: Filter | None = None) -> Admitted:
+        """
+        Who is calling, and which of the rows asked for they may read. Requests that arrive while the database is busy
+        with others are decided on together.
+
+        Raises:
+            Refusal: 401 or 403.
+        """
+        return await self._decisions.call(Asked(request, asked))
+
+    async def check(self, stream: Stream, credentials: Credentials) -> Verdict | None:
+        """
+        Look whether an open stream may still listen, by the rule that let it in.
+        """
+        asked = Filter.of(stream.topics)
+        try:
+            admitted = await self.admit(credentials.request(), asked)
+        except Refusal:
+            return None
+        granted = await self.honour(admitted, asked)
+        kept = set(granted.resource_subscriptions)
+        lost = [uri for uri in asked.resource_subscriptions if uri not in kept]
+        if lost:
+            # A row that was deleted may come again under its URI, and is then heard of.
+            kept |= await database_sync_to_async(authorize.absent)(self.server.model_resources, admitted.caller, lost)
+        return Verdict(set(asked.narrow(lists=granted.lists, uris=kept).topics()), seconds_until(admitted.caller))
+
     async def honour(self, admitted: Admitted, asked: Filter) -> Filter:
         """
         What of a filter the caller is granted.
@@ -81,6 +133,9 @@ class Endpoint:
         readable: set[str] = set()
         if uris and "resources" in server.offers:
             readable = await server.readable(admitted.caller, uris, checked=admitted.rows)
+            readable = await subscribe.allowed(
+                self._can_subscribe, server.model_resources, admitted.caller.principal, readable
+            )
         return asked.narrow(lists=server.offers, uris=readable)
 
     def _classes(self) -> Sequence[Any]:
@@ -136,6 +191,13 @@ class Endpoint:
             return frozenset(uri for uri in uris if uri in known[key])
 
         return together
+
+
+def seconds_until(caller: Caller) -> float | None:
+    """
+    Seconds until the caller's credential ends; None: it doesn't.
+    """
+    return None if caller.expires_at is None else (caller.expires_at - datetime.now(UTC)).total_seconds()
 
 
 def _identity(caller: Caller) -> Hashable:

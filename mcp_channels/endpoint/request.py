@@ -12,9 +12,11 @@ from typing import Any, Final
 
 import mcp_types as types
 from asgiref.typing import ASGIReceiveCallable, HTTPScope
+from django.contrib.auth import get_user
 from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest
+from django.utils.functional import SimpleLazyObject
 from mcp.shared.inbound import (
     ERROR_CODE_HTTP_STATUS,
     MCP_METHOD_HEADER,
@@ -32,6 +34,12 @@ from mcp_channels.listen.filter import Filter, FilterError, parse
 LISTEN: Final = "subscriptions/listen"
 TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 SESSION_HEADER: Final = "mcp-session-id"
+
+NO_CREDENTIALS: Final = frozenset(
+    {b"accept", b"accept-encoding", b"accept-language", b"connection", b"content-length", b"content-type"}
+    | {b"mcp-method", b"mcp-protocol-version", b"user-agent"}
+)
+"""Headers that are not kept for as long as a stream is open."""
 
 RETRY_AFTER: Final = 5
 """Seconds after which a client that was answered 503 may come back."""
@@ -123,6 +131,32 @@ def django_request(scope: HTTPScope) -> HttpRequest:
         if name in entries:
             setattr(request, name, entries[name])
     return request
+
+
+class Credentials:
+    """
+    What a request brought to say who is calling, to be looked at again while its stream is open.
+    """
+
+    __slots__ = ("_scope", "_session")
+
+    def __init__(self, scope: HTTPScope) -> None:
+        kept = ("type", "method", "path", "root_path", "scheme", "client", "server", "query_string")
+        entries: dict[str, Any] = dict(scope)
+        self._scope: dict[str, Any] = {name: entries[name] for name in kept if name in entries}
+        self._scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in NO_CREDENTIALS]
+        self._session = entries.get("session")
+
+    def request(self) -> HttpRequest:
+        """
+        A request with these credentials, and a session that is read anew.
+        """
+        request = ASGIRequest(dict(self._scope), io.BytesIO())
+        if self._session is not None:
+            session = self._session.__class__(self._session.session_key)
+            request.session = session
+            request.user = SimpleLazyObject(lambda: get_user(request))  # type: ignore[assignment]  # as Django does
+        return request
 
 
 def check_host(request: HttpRequest) -> None:

@@ -3,7 +3,7 @@ What a client asked to hear of, and what it was granted (MCP 2026-07-28 basic/pa
 Filter").
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -38,6 +38,14 @@ class Filter:
 
     task_ids: tuple[str, ...] = ()
     """The ids of the tasks whose changes are wanted, each once, in the client's order."""
+
+    @classmethod
+    def of(cls, wanted: Iterable[Topic]) -> "Filter":
+        """
+        The filter that asks for these topics.
+        """
+        lists = frozenset(topic.kind for topic in wanted if topic.kind != "resource")
+        return cls(lists, tuple(topic.key for topic in wanted if topic.kind == "resource"))
 
     def narrow(self, *, lists: Collection[str], uris: Collection[str], task_ids: Collection[str] = ()) -> "Filter":
         """

@@ -12,12 +12,13 @@ too much is safe, silence is not.
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
+from mcp_channels.listen.node import Node
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import Topic
@@ -73,6 +74,8 @@ class Hub:
         """Whether the process is shutting down: no stream is taken any more."""
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(layer, receive=self._receive, missed=self._missed)
+        self.node = Node(drop=self.drop, is_layer_down=lambda: self._membership.is_down)
+        """The place of this hub's streams in the database."""
         self._entries: dict[Topic, _Entry] = {}
         self._idle: dict[Topic, float] = {}
         self._sweeping: asyncio.Task[None] | None = None
@@ -120,15 +123,23 @@ class Hub:
         Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
         """
         self.streams.discard(stream)
+        self.drop(stream, stream.topics)
+
+    def drop(self, stream: Stream, dropped: Collection[Topic]) -> None:
+        """
+        Take topics from ``stream``: it isn't told of them any more.
+        """
         now = self._loop.time()
-        for topic in stream.topics:
+        for topic in dropped:
+            stream.forget(topic)
             entry = self._entries.get(topic)
             if entry is None:
                 continue
             entry.streams.discard(stream)
             if not entry.streams:
                 self._idle[topic] = now
-        stream.topics = ()
+        gone = set(dropped)
+        stream.topics = tuple(topic for topic in stream.topics if topic not in gone)
 
     def is_full(self, max_streams: int) -> bool:
         """
@@ -147,7 +158,7 @@ class Hub:
         """
         Refuse new streams, and end those that are open (``shutdown``).
         """
-        self.draining = True
+        self.draining = self.node.draining = True
         self.end_all("shutdown")
 
     async def close(self) -> None:
@@ -161,6 +172,7 @@ class Hub:
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.wait([self._sweeping])
+        await self.node.close()
         await self._membership.close()
 
     # Topics
@@ -181,6 +193,8 @@ class Hub:
                 entry = self._entries.get(topic)
                 if entry is not None:
                     self._mark(entry)
+        elif message.get("type") == topics.ORDERS:
+            self.node.receive(message)
         elif message.get("type") == topics.RESYNC:
             self._missed(None)
 

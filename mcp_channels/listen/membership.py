@@ -97,6 +97,13 @@ class Membership:
         self._numbers: dict[str, int] = {}
         self._joined_at = self._renewed_at = self._probed_at = self._loop.time()
 
+    @property
+    def is_down(self) -> bool:
+        """
+        Whether the layer is known to be down.
+        """
+        return self._down
+
     def start(self) -> None:
         """
         Get a channel, and begin to receive.

@@ -1,13 +1,13 @@
 """
-What one process tells those that hold streams: end this one, look again whether that one may still listen.
+What one process tells those that hold streams: end this one, look again whether this principal's may still listen.
 
-An order is written on the stream's row, where the node that holds the stream finds it within a second; the message over
-the channel layer only makes it faster. So it holds while the layer is down, and vanishes with its transaction.
+An order stands on the stream's row, where the node that holds the stream finds it within a second; the message over the
+channel layer only makes it faster. So it holds while the layer is down, and vanishes with its transaction.
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 from django.db import router, transaction
 
@@ -17,13 +17,18 @@ from mcp_channels.models import LiveStream, LiveStreamQuerySet
 from mcp_channels.publisher import publisher
 
 CHECK: Final = "check"
-"""The order to look again whether a stream may still listen; every other order is the reason for its end."""
+"""The order to look again whether a stream may still listen. Every other order is the reason for its end."""
+
+RECEIVED: Final = "received"
+"""No order, but the word that one has come to the stream's holder."""
 
 ENDED: Final = "ended"
-"""No order, but the word that one was carried out."""
+"""No order, but the word that a stream has ended."""
 
 PORTION: Final = 500
 """The most orders in one message, and the most rows in one statement."""
+
+_T = TypeVar("_T")
 
 Order = tuple[int, str]
 """The key of a stream's row, and what to do with it."""
@@ -34,35 +39,43 @@ def disconnect(streams: LiveStreamQuerySet, *, reason: Reason = "revoked") -> in
     End streams, wherever they are, when the transaction commits; they are gone within two seconds. Returns how many
     there are. Blocks.
     """
-    return _order(streams.exclude(state=LiveStream.State.ENDING), reason)
+    using = router.db_for_write(LiveStream)
+    rows = LiveStream.objects.using(using).exclude(state=LiveStream.State.ENDING)
+    keys = list(streams.using(using).exclude(state=LiveStream.State.ENDING).order_by().values_list("pk", flat=True))
+    with transaction.atomic(using=using):
+        for some in _portions(keys):
+            rows.filter(pk__in=some).update(state=LiveStream.State.ENDING, reason=reason)
+    if keys:
+        transaction.on_commit(lambda: send((key, reason) for key in keys), using=using, robust=True)
+    return len(keys)
 
 
-def check(streams: LiveStreamQuerySet) -> int:
+def check(principals: Collection[int]) -> None:
     """
-    Have it looked at again, when the transaction commits, whether streams may still listen; until that is known, they
-    are told nothing. Returns how many there are. Blocks.
+    Have it looked at again, when the transaction commits, whether the streams of these principals (by their keys) may
+    still listen; until that is known, they are told nothing. Blocks.
     """
-    return _order(streams.exclude(state=LiveStream.State.ENDING), CHECK)
+    using = router.db_for_write(LiveStream)
+    rows = LiveStream.objects.using(using).filter(state=LiveStream.State.OPEN)
+    with transaction.atomic(using=using):
+        for some in _portions(sorted(principals)):
+            rows.filter(principal__in=some).update(state=LiveStream.State.CHECK)
+    if principals:
+        transaction.on_commit(lambda: publisher.tell(_checks(sorted(principals))), using=using, robust=True)
 
 
 def send(orders: Iterable[Order]) -> None:
     """
     Tell every node of orders that stand on the rows. Returns at once.
     """
-    publisher.tell(_messages(list(orders)))
+    publisher.tell({"type": topics.ORDERS, "orders": json.dumps(some)} for some in _portions(list(orders)))
 
 
 def read(message: dict[str, object]) -> Iterator[Order]:
     """
-    The orders in a message; what is malformed is skipped.
+    The orders about streams in a message; what is malformed is skipped.
     """
-    try:
-        entries = json.loads(message["orders"])  # type: ignore[arg-type]  # what is no text is refused
-    except (KeyError, TypeError, ValueError):
-        return
-    if not isinstance(entries, list):
-        return
-    for entry in entries:
+    for entry in _list(message.get("orders")):
         match entry:
             case [int(key), str(what)]:
                 yield key, what
@@ -70,22 +83,26 @@ def read(message: dict[str, object]) -> Iterator[Order]:
                 continue
 
 
-def _order(streams: LiveStreamQuerySet, what: str) -> int:
-    using = router.db_for_write(LiveStream)
-    keys = list(streams.using(using).order_by().values_list("pk", flat=True))
-    rows = LiveStream.objects.using(using).exclude(state=LiveStream.State.ENDING)
-    with transaction.atomic(using=using):
-        for start in range(0, len(keys), PORTION):
-            some = rows.filter(pk__in=keys[start : start + PORTION])
-            if what == CHECK:
-                some.update(state=LiveStream.State.CHECK)
-            else:
-                some.update(state=LiveStream.State.ENDING, reason=what)
-    if keys:
-        transaction.on_commit(lambda: send((key, what) for key in keys), using=using, robust=True)
-    return len(keys)
+def principals(message: dict[str, object]) -> set[int]:
+    """
+    The keys of the principals in a message, whose streams are to be checked.
+    """
+    return {key for key in _list(message.get("principals")) if isinstance(key, int)}
 
 
-def _messages(orders: list[Order]) -> Iterator[dict[str, object]]:
-    for start in range(0, len(orders), PORTION):
-        yield {"type": topics.ORDERS, "orders": json.dumps(orders[start : start + PORTION])}
+def _checks(keys: list[int]) -> Iterator[dict[str, object]]:
+    for some in _portions(keys):
+        yield {"type": topics.ORDERS, "principals": json.dumps(some)}
+
+
+def _list(text: object) -> list[object]:
+    try:
+        entries = json.loads(text)  # type: ignore[arg-type]  # what is no text is refused
+    except (TypeError, ValueError):
+        return []
+    return entries if isinstance(entries, list) else []
+
+
+def _portions(items: Sequence[_T]) -> Iterator[list[_T]]:
+    for start in range(0, len(items), PORTION):
+        yield list(items[start : start + PORTION])

@@ -70,6 +70,7 @@ class Stream:
         "_aborted",
         "_expires_at",
         "_idle_since",
+        "_is_held",
         "_keep_alive_due",
         "_lasts_until",
         "_limits",
@@ -83,6 +84,7 @@ class Stream:
         "_waiter",
         "_writing_until",
         "delivered",
+        "delivered_at",
         "endpoint",
         "filter",
         "id",
@@ -118,6 +120,8 @@ class Stream:
         """Why the stream ends, once it does. The first reason stands."""
         self.delivered = 0
         """Notifications written."""
+        self.delivered_at = self._loop.time()
+        """When the last of them was, by the loop's clock."""
         self.principal = principal
         """The principal's key, for the log alone."""
         self._server_info = server_info
@@ -132,6 +136,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[object] | None = None
         self._aborted = False
+        self._is_held = False
 
     def mark(self, topic: Topic, head: bytes) -> None:
         """
@@ -164,6 +169,44 @@ class Stream:
         if self._writing_until is not None:
             self._writing_until = min(self._writing_until, self._loop.time() + CLOSING_TIME)
         self.wake()
+
+    async def ends_within(self, seconds: float) -> bool:
+        """
+        Wait, before the stream is served, for so long or until it ends; whether it did.
+        """
+        if self.reason is None:
+            self._waiter = self._loop.create_future()
+            try:
+                await asyncio.wait([self._waiter], timeout=seconds)
+            finally:
+                self._waiter = None
+        return self.reason is not None
+
+    def hold(self) -> None:
+        """
+        Write no notification until ``resume``: it is in doubt whether the caller may hear it.
+        """
+        self._is_held = True
+
+    def resume(self) -> None:
+        """
+        Write notifications again.
+        """
+        if self._is_held:
+            self._is_held = False
+            self.wake()
+
+    def forget(self, topic: Topic) -> None:
+        """
+        Don't tell of ``topic``, if it is still to be told.
+        """
+        self._pending.pop(topic, None)
+
+    def expire_in(self, seconds: float | None) -> None:
+        """
+        Let the stream's credential end in so many seconds; None: it doesn't end.
+        """
+        self._expires_at = None if seconds is None else self._loop.time() + seconds
 
     def tick(self, now: float) -> float:
         """
@@ -241,7 +284,7 @@ class Stream:
 
     async def _pump(self, write: Write) -> None:
         while self.reason is None:
-            if self._pending:
+            if self._pending and not self._is_held:
                 # The sweep may be a moment late; what the caller may no longer hear isn't told in it.
                 if self._is_expired(self._loop.time()):
                     self.end("token_expired")
@@ -266,7 +309,7 @@ class Stream:
             heads = [pending.pop(topic) for topic in taken]
         await self._write(write, self._tail.join(heads) + self._tail)
         self.delivered += len(heads)
-        self._idle_since = self._silent_since
+        self._idle_since = self.delivered_at = self._silent_since
 
     async def _write(self, write: Write, data: bytes) -> None:
         now = self._loop.time()
@@ -284,7 +327,7 @@ class Stream:
             return
         # What the caller may no longer hear is not told on the way out either.
         if self.reason not in ("revoked", "token_expired"):
-            while self._pending and not self._is_expired(self._loop.time()):
+            while self._pending and not self._is_held and not self._is_expired(self._loop.time()):
                 await self._write_pending(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)

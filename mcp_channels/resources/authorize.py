@@ -41,6 +41,18 @@ def _readable(resources: Sequence[ModelResource], caller: Caller, uris: Sequence
     return found
 
 
+def absent(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
+    """
+    Those of ``uris`` that could be rows of ``resources`` which ``caller`` has the scope for, and are none. Blocks.
+    """
+    found: set[str] = set()
+    for start in range(0, len(uris), PORTION):
+        some = uris[start : start + PORTION]
+        for resource in resources:
+            found |= resource.absent(caller, some)
+    return found
+
+
 def find(resources: Iterable[ModelResource], caller: Caller, uri: str) -> tuple[ModelResource, Any] | None:
     """
     The resource and the row at ``uri``, if ``caller`` may read it. Blocks.

@@ -6,7 +6,7 @@ One rule decides who may list, read and subscribe: the scope, then ``get_queryse
 
 import copy
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
@@ -94,6 +94,13 @@ class ModelResource:
         """
         return self.model._default_manager.all()
 
+    def can_subscribe(self, principal: Principal, uri: str) -> bool | Awaitable[bool]:
+        """
+        Whether ``principal`` may subscribe to a resource that it may read; it may be a coroutine function. Yes, unless
+        overridden. What it raises is logged, and means no.
+        """
+        return True
+
     def get_name(self, instance: Any) -> str:
         """
         The name of one resource in ``resources/list``: ``str()`` of the row, unless overridden.
@@ -126,6 +133,23 @@ class ModelResource:
         else:
             found = {self._expand(values) for values in queryset.values_list(*self.lookups)}
         return found & wanted.keys()
+
+    def matches(self, uri: str) -> bool:
+        """
+        Whether ``uri`` could name a row. Asks nobody.
+        """
+        return self._values(uri) is not None
+
+    def absent(self, caller: Caller, uris: Collection[str]) -> set[str]:
+        """
+        Those of ``uris`` that name no row at all, though one could have them, and ``caller`` has the scope. Blocks.
+        """
+        wanted = self._candidates(caller, uris)
+        if not wanted:
+            return set()
+        conditions = self._conditions(wanted.values())
+        rows = self.model._base_manager.filter(**conditions).values_list(*self.lookups)
+        return wanted.keys() - {self._expand(values) for values in rows}
 
     def find(self, caller: Caller, uri: str) -> Any | None:
         """
@@ -183,8 +207,11 @@ class ModelResource:
         """
         if not self._may(caller):
             return {}
-        found = {uri: self._read_known(uri) if len(uri) <= KNOWN_LENGTH else self._read(uri) for uri in uris}
+        found = {uri: self._values(uri) for uri in uris}
         return {uri: values for uri, values in found.items() if values is not None}
+
+    def _values(self, uri: str) -> tuple[Any, ...] | None:
+        return self._read_known(uri) if len(uri) <= KNOWN_LENGTH else self._read(uri)
 
     def _read(self, uri: str) -> tuple[Any, ...] | None:
         """
@@ -238,11 +265,13 @@ class ModelResource:
     # Rows
 
     def _rows(self, caller: Caller, wanted: Iterable[tuple[Any, ...]]) -> models.QuerySet[Any]:
+        return self.get_queryset(caller.principal).filter(**self._conditions(wanted))
+
+    def _conditions(self, wanted: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
         # With several variables this finds more than was asked for; the callers compare whole URIs.
-        conditions = {
+        return {
             f"{lookup}__in": set(values) for lookup, values in zip(self.lookups, zip(*wanted, strict=True), strict=True)
         }
-        return self.get_queryset(caller.principal).filter(**conditions)
 
     def _may(self, caller: Caller) -> bool:
         if not caller.has_scope(self.scope):

@@ -215,7 +215,8 @@ async def test_a_user_whom_channels_middleware_found_may_sign_in_with_drfs_sessi
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_requests_that_arrive_together_share_the_databases_work(application, monkeypatch):
+async def test_requests_that_arrive_together_share_the_databases_work(application, monkeypatch, settings):
+    settings.MCP_CHANNELS = {"MAX_LISTENS_PER_PRINCIPAL": 1000}
     from mcp_channels.endpoint import endpoint
 
     batches = []

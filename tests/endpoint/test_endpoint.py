@@ -9,8 +9,7 @@ from django.test import RequestFactory
 
 from example_project.notes.mcp import server
 from example_project.notes.models import Note
-from mcp_channels.endpoint.admissions import Admitted, Asked
-from mcp_channels.endpoint.endpoint import Endpoint
+from mcp_channels.endpoint.endpoint import Admitted, Asked, Endpoint
 from mcp_channels.endpoint.request import Refusal
 from mcp_channels.listen.filter import Filter
 from mcp_channels.models import AccessToken, Principal, Scope

@@ -67,13 +67,16 @@ class Project:
 
     def token(self, name: str = "alice", scopes: tuple[str, ...] = ("notes:read", "notes:write"), **options) -> str:
         """
-        Make a principal with these scopes, and a token of it. ``user`` names its Django user, who is made too.
+        Make a principal with these scopes, and a token of it. ``user`` names its Django user, who is made too;
+        ``max_streams`` is its cap, which is out of the way unless given.
         """
         return self.worker.run(
             """
 from datetime import timedelta
 user = User.objects.get_or_create(username=username)[0] if username else None
 principal, _ = models.Principal.objects.get_or_create(name=name, defaults={"user": user})
+principal.max_streams = max_streams
+principal.save()
 principal.scopes.set(models.Scope.named(scopes))
 lifetime = timedelta(seconds=ttl) if ttl else None
 result = models.AccessToken.objects.issue(principal, lifetime=lifetime)[1]
@@ -81,6 +84,7 @@ result = models.AccessToken.objects.issue(principal, lifetime=lifetime)[1]
             name=name,
             scopes=scopes,
             username=options.get("user"),
+            max_streams=options.get("max_streams", 10_000),
             ttl=options.get("ttl"),
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import transaction
-from django.utils import timezone
 
 from mcp_channels.models import AccessToken, Principal, Scope
 
@@ -50,7 +49,10 @@ class Command(BaseCommand):
         principal = Principal.objects.filter(name=name).first()
         if principal is None:
             raise CommandError(f"There is no principal {name!r}.")
-        count = principal.tokens.filter(revoked_at=None).update(revoked_at=timezone.now())
+        tokens = list(principal.tokens.filter(revoked_at=None))
+        for token in tokens:
+            token.revoke()
+        count = len(tokens)
         self.stdout.write(f"Revoked {count} token{'' if count == 1 else 's'} of {name}.")
 
     def _principal(self, options: dict[str, Any]) -> Principal:

@@ -1,0 +1,135 @@
+"""
+A node's regular look at the database: its heartbeat, orders that the channel layer did not bring, and the sweeping up.
+
+It has a thread and a connection of its own: a synchronous view that keeps Django's thread for long must not make the
+node look dead.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from channels.db import DatabaseSyncToAsync
+from django.db import connections
+
+from mcp_channels.listen import registry
+from mcp_channels.listen.orders import Order
+from mcp_channels.listen.registry import Delivery
+from mcp_channels.models import DEAD_AFTER
+
+TICK: Final = 1.0
+"""Seconds between two looks."""
+
+HEARTBEAT: Final = 5.0
+"""Seconds between two heartbeats; what streams have delivered is written with them."""
+
+SWEEP_INTERVAL: Final = 2.5
+"""Seconds between two looks for dead nodes."""
+
+FORGET_INTERVAL: Final = 300.0
+"""Seconds between two looks for anonymous callers to forget."""
+
+logger = logging.getLogger("mcp_channels.node")
+
+
+class Seen(NamedTuple):
+    """
+    What a look brought.
+    """
+
+    is_alive: bool
+    """False: the node's row is gone."""
+
+    orders: Sequence[Order]
+    """What stands on the rows of its streams."""
+
+    ended: Sequence[int]
+    """Those of the awaited streams that have no row any more."""
+
+    released: Sequence[int]
+    """The rows that were deleted."""
+
+
+class Beat:
+    """
+    The looks of one node.
+    """
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._thread = ThreadPoolExecutor(1, "mcp_channels-node")
+        self._look = DatabaseSyncToAsync(self._look_once, thread_sensitive=False, executor=self._thread)
+        now = time.monotonic()
+        # The row is new.
+        self._beat_at = self._swept_at = now
+        self._forgot_at = now - FORGET_INTERVAL
+        self._steady_since: float | None = now
+        self._failures = 0
+
+    async def look(
+        self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
+    ) -> Seen | None:
+        """
+        Look once. None: the database can't be reached.
+
+        Args:
+            awaited: keys of streams elsewhere whose end somebody waits for.
+            released: keys of rows that are still to be deleted.
+            deliveries: what streams have delivered since it was last written.
+        """
+        try:
+            seen: Seen = await self._look(awaited, released, deliveries)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the edge: whatever the database raises is an outage, and the streams stay
+            self._failures += 1
+            self._steady_since = None
+            if self._failures == 1:
+                logger.error("The database failed (%s); streams stay open", type(error).__name__)
+            return None
+        if self._failures:
+            logger.warning("The database is back")
+            self._failures = 0
+        return seen
+
+    def close(self) -> None:
+        """
+        Give back the thread and its connection.
+        """
+        self._thread.submit(connections.close_all)
+        self._thread.shutdown(wait=False)
+
+    def _look_once(self, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]) -> Seen:
+        now = time.monotonic()
+        is_alive = True
+        if now - self._beat_at >= HEARTBEAT or self._steady_since is None:
+            is_alive = registry.beat(self.node)
+            self._beat_at = now
+            self._steady_since = now if self._steady_since is None else self._steady_since
+        found = registry.orders_for(self.node)
+        there = registry.still_there(awaited) if awaited else set()
+        if released:
+            registry.release(released)
+        if deliveries:
+            registry.record(deliveries)
+        if is_alive:
+            self._clean_up(now)
+        return Seen(is_alive, found, [key for key in awaited if key not in there], released)
+
+    def _clean_up(self, now: float) -> None:
+        # After an outage of the database all nodes look dead for a moment: who had one itself waits for their beats.
+        is_steady = self._steady_since is not None and now - self._steady_since >= DEAD_AFTER.total_seconds()
+        self._swept_at = self._every(
+            SWEEP_INTERVAL, self._swept_at, now, lambda: is_steady and registry.sweep(self.node)
+        )
+        self._forgot_at = self._every(FORGET_INTERVAL, self._forgot_at, now, registry.forget)
+
+    @staticmethod
+    def _every(interval: float, last: float, now: float, work: Callable[[], object]) -> float:
+        if now - last < interval:
+            return last
+        work()
+        return now

@@ -1,0 +1,414 @@
+"""
+One event loop's place among all that share the database: its streams are rows there, and orders for them come from it.
+
+A stream is admitted before it is acknowledged, and its row is deleted when it has ended. What it supersedes ends before
+it is acknowledged, so that a client never holds more than its cap. A node that says nothing for ``DEAD_AFTER`` is dead,
+and another one deletes its rows.
+
+Whether a stream may still listen is looked at again every ``CHECK_INTERVAL``, and at once when an order says so. From
+such an order until the answer is known, the stream is told nothing.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast, get_args
+
+from channels.db import database_sync_to_async
+
+from mcp_channels.batching import Batcher
+from mcp_channels.conf import settings
+from mcp_channels.listen import admission, orders, registry
+from mcp_channels.listen.admission import Admission, Candidate, Delay, Displaced, Outcome
+from mcp_channels.listen.beat import TICK, Beat
+from mcp_channels.listen.handover import Handovers
+from mcp_channels.listen.orders import CHECK, ENDED, RECEIVED
+from mcp_channels.listen.registry import Delivery
+from mcp_channels.listen.stream import Reason, Stream
+from mcp_channels.models import Node as NodeRow
+from mcp_channels.topics import Topic
+
+CHECK_INTERVAL: Final = 15.0
+"""Seconds after which it is looked at again whether a stream may still listen."""
+
+CHECKED_AT_ONCE: Final = 64
+"""The most streams that are checked together."""
+
+RELEASE_TIMEOUT: Final = 1.0
+"""Seconds that the end of a request waits for its row to be deleted; past it, that goes on by itself."""
+
+EARLY: Final = 1000
+"""The most orders, and principals, that are remembered for streams which are not known yet."""
+
+logger = logging.getLogger("mcp_channels.node")
+
+
+class Verdict(NamedTuple):
+    """
+    What is left of a stream: the topics that it may hear of, and for how long.
+    """
+
+    topics: Collection[Topic]
+
+    expires_in: float | None
+    """Seconds until its credential ends; None: it doesn't."""
+
+
+Check = Callable[[Stream, Any], Awaitable[Verdict | None]]
+"""Looks whether a stream, with the credentials that it brought, may still listen; None: it may not."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """
+    A stream, what it brought, and what is known of it.
+    """
+
+    stream: Stream
+    check: Check
+    credentials: Any
+    checked_at: float
+    """When it was last looked at whether it may listen, by the loop's clock."""
+    key: int | None = None
+    """The key of its row, once it is admitted."""
+    principal: int | None = None
+    is_ordered: bool = False
+    """Whether somebody may wait for its end."""
+    doubt: int = 0
+    """The number of the last order to check it that isn't settled; 0: none."""
+    recorded: int = 0
+    """How much of what it delivered is written in the database."""
+
+
+class Node:
+    """
+    The streams of one event loop, as the others know them. All methods are to be called on that loop.
+    """
+
+    def __init__(self, *, drop: Callable[[Stream, Collection[Topic]], None], is_layer_down: Callable[[], bool]) -> None:
+        """
+        Args:
+            drop: takes topics from a stream.
+            is_layer_down: whether the channel layer is known to be down.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._drop = drop
+        self._is_layer_down = is_layer_down
+        self.draining = False
+        """Whether the process is shutting down: with its last stream the node's row goes."""
+        self._admissions: Batcher[Candidate, Outcome] = Batcher(_admit)
+        self._releases: Batcher[int, None] = Batcher(_release)
+        self._registering = asyncio.Lock()
+        self._row: NodeRow | None = None
+        self._beat: Beat | None = None
+        self._handovers = Handovers()
+        self._held: dict[int, Held] = {}
+        self._leaving: set[int] = set()
+        self._unreleased: set[int] = set()
+        self._early: dict[int, str] = {}
+        self._suspects: dict[int, float] = {}
+        self._doubts = itertools.count(1)
+        self._checking: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # Being let in
+
+    async def admit(self, held: Held, candidate: Candidate) -> bool:
+        """
+        Let a stream in under its principal's cap, and see those end that it supersedes. A principal that supersedes
+        itself over and over is made to wait. False: the stream ended in that time.
+
+        The caller must ``release`` the stream, also when this raises or is cancelled.
+
+        Raises:
+            NotAdmittedError: the principal may hold no stream.
+        """
+        outcome = await self._admit(candidate)
+        if isinstance(outcome, Delay):
+            if await held.stream.ends_within(outcome.seconds):
+                return False
+            outcome = await self._admit(Candidate(candidate.principal, candidate.row, has_waited=True))
+            # What was found out before the wait is old.
+            held.doubt = next(self._doubts)
+        self._hold(held, cast("Admission", outcome))
+        if outcome.displaced:
+            await self._hand_over(outcome.displaced)
+        if held.doubt:
+            await self._check([held])
+        return True
+
+    async def _admit(self, candidate: Candidate) -> Any:
+        candidate.row.node_id = await self._register()
+        admitting = self._start(self._admissions.call(candidate), "admission")
+        try:
+            return await asyncio.shield(admitting)
+        except asyncio.CancelledError:
+            # It may be on its way into the database.
+            admitting.add_done_callback(self._give_up)
+            raise
+
+    def _give_up(self, admitting: "asyncio.Task[Outcome]") -> None:
+        if not admitting.cancelled() and admitting.exception() is None:
+            outcome = admitting.result()
+            if isinstance(outcome, Admission):
+                self._leave(outcome.key)
+
+    async def _register(self) -> str:
+        async with self._registering:
+            if self._row is None:
+                row = NodeRow(id=secrets.token_hex(16), host=socket.gethostname()[:190], pid=os.getpid())
+                await database_sync_to_async(registry.register)(row)
+                self._row = row
+                self._beat = Beat(row.pk)
+                self._start(self._run(self._beat), "beat")
+            return str(self._row.pk)
+
+    def _hold(self, held: Held, admitted: Admission) -> None:
+        held.key, held.principal = admitted.key, admitted.principal
+        self._held[admitted.key] = held
+        if admitted.is_superseded:
+            self._obey(held, "superseded")
+        early = self._early.pop(admitted.key, None)
+        if early is not None:
+            self._obey(held, early)
+        # Its principal's standing may have changed between the look at it and here.
+        if self._suspects.get(admitted.principal, float("-inf")) >= held.checked_at:
+            held.doubt = next(self._doubts)
+
+    async def _hand_over(self, displaced: Sequence[Displaced]) -> None:
+        handover = self._handovers.expect(displaced)
+        far = []
+        for key, node in displaced:
+            held = self._held.get(key)
+            if held is not None:
+                self._handovers.received(key)
+                self._obey(held, "superseded")
+            elif self._row is not None and node == self._row.pk:
+                # It has ended meanwhile, or never began.
+                self._handovers.ended(key)
+            else:
+                far.append((key, "superseded"))
+        orders.send(far)
+        await handover.wait(is_layer_down=self._is_layer_down())
+
+    # Leaving
+
+    async def release(self, held: Held) -> None:
+        """
+        Give back the place of a stream that has ended.
+        """
+        if held.key is None:
+            return
+        del self._held[held.key]
+        if held.is_ordered:
+            self._handovers.ended(held.key)
+            orders.send([(held.key, ENDED)])
+        # The wait is only for a process that is about to end.
+        await asyncio.wait([self._leave(held.key)], timeout=RELEASE_TIMEOUT)
+        held.key = None
+
+    def _leave(self, key: int) -> "asyncio.Task[None]":
+        self._leaving.add(key)
+        return self._start(self._delete_row(key), "release")
+
+    async def _delete_row(self, key: int) -> None:
+        try:
+            await self._releases.call(key)
+        except Exception as error:  # the database is down: the beat tries again
+            logger.debug("A stream's row could not be deleted: %r", error)
+            self._unreleased.add(key)
+        finally:
+            self._leaving.discard(key)
+        if self.draining and not self._held and not self._leaving:
+            await self._unregister()
+
+    async def close(self) -> None:
+        """
+        End the node's tasks, and delete its row.
+        """
+        await self._unregister()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _unregister(self) -> None:
+        row, self._row = self._row, None
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.close()
+        if row is not None:
+            try:
+                async with asyncio.timeout(RELEASE_TIMEOUT):
+                    await database_sync_to_async(registry.unregister)(row.pk)
+            except Exception as error:  # the database is down: another node sweeps the row away
+                logger.debug("A node's row could not be deleted: %r", error)
+
+    # Orders
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """
+        Take a message of the channel layer with orders.
+        """
+        answers = [(key, answer) for key, what in orders.read(message) if (answer := self._take(key, what))]
+        if answers:
+            orders.send(answers)
+        suspects = orders.principals(message)
+        if suspects:
+            now = self._loop.time()
+            for key in suspects:
+                _remember(self._suspects, key, now)
+            for held in list(self._held.values()):
+                if held.principal in suspects:
+                    self._obey(held, CHECK)
+
+    def _take(self, key: int, what: str) -> str | None:
+        """
+        Take one order, or word of one, and return what to answer.
+        """
+        if what == ENDED:
+            self._handovers.ended(key)
+        elif what == RECEIVED:
+            self._handovers.received(key)
+        elif (held := self._held.get(key)) is not None:
+            self._obey(held, what)
+            return RECEIVED
+        elif key in self._leaving:
+            return ENDED
+        else:
+            _remember(self._early, key, what)
+        return None
+
+    def _obey(self, held: Held, what: str) -> None:
+        if what == CHECK:
+            held.doubt = next(self._doubts)
+            held.stream.hold()
+            self._check_soon()
+        elif what in get_args(Reason):
+            held.is_ordered = True
+            held.stream.end(cast("Reason", what))
+
+    # Looking again
+
+    def _check_soon(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = self._start(self._check_all(), "check")
+
+    async def _check_all(self) -> None:
+        while True:
+            before = self._loop.time() - CHECK_INTERVAL
+            due = [held for held in self._held.values() if held.doubt or held.checked_at <= before]
+            # Those in doubt first: they are told nothing meanwhile.
+            due.sort(key=lambda held: not held.doubt)
+            if not due:
+                return
+            if not await self._check(due[:CHECKED_AT_ONCE]):
+                return
+
+    async def _check(self, some: Sequence[Held]) -> bool:
+        """
+        Look whether these may still listen. False: it could not be found out.
+        """
+        doubts = [held.doubt for held in some]
+        now = self._loop.time()
+        verdicts = await asyncio.gather(
+            *(held.check(held.stream, held.credentials) for held in some), return_exceptions=True
+        )
+        failed: BaseException | None = None
+        for held, doubt, verdict in zip(some, doubts, verdicts, strict=True):
+            if isinstance(verdict, BaseException):
+                failed = verdict
+                continue
+            held.checked_at = now + random.uniform(0, CHECK_INTERVAL / 4)  # noqa: S311  # so that not all come at once
+            if verdict is None:
+                held.stream.end("revoked")
+                held.doubt = 0
+                continue
+            held.stream.expire_in(verdict.expires_in)
+            lost = [topic for topic in held.stream.topics if topic not in verdict.topics]
+            if lost:
+                self._drop(held.stream, lost)
+                if not held.stream.topics:
+                    held.stream.end("revoked")
+            # Another order may have come since.
+            if held.doubt == doubt:
+                held.doubt = 0
+                held.stream.resume()
+        if failed is not None:
+            logger.warning("It could not be looked at whether streams may still listen (%s)", type(failed).__name__)
+        return failed is None
+
+    # From time to time
+
+    async def _run(self, beat: Beat) -> None:
+        while beat is self._beat:
+            await asyncio.sleep(TICK)
+            deliveries = self._deliveries()
+            seen = await beat.look(
+                awaited=list(self._handovers.keys), released=list(self._unreleased), deliveries=deliveries
+            )
+            if seen is None or beat is not self._beat:
+                continue
+            for key, delivery in deliveries.items():
+                if (held := self._held.get(key)) is not None:
+                    held.recorded = delivery.total
+            self._unreleased.difference_update(seen.released)
+            for key in seen.ended:
+                self._handovers.ended(key)
+            for key, what in seen.orders:
+                if (held := self._held.get(key)) is not None:
+                    self._obey(held, what)
+            if not seen.is_alive:
+                self._fall()
+                return
+            self._check_soon()
+
+    def _deliveries(self) -> dict[int, Delivery]:
+        found: dict[int, Delivery] = {}
+        now = self._loop.time()
+        for key, held in self._held.items():
+            stream = held.stream
+            if stream.delivered != held.recorded and len(found) < orders.PORTION:
+                found[key] = Delivery(stream.delivered, now - stream.delivered_at)
+        return found
+
+    def _fall(self) -> None:
+        """
+        The others took this node for dead, and may have let other streams in for its own.
+        """
+        logger.error("This process did not reach the database for long and was taken for dead; its streams end")
+        self._row = None
+        if self._beat is not None:
+            self._beat.close()
+            self._beat = None
+        for held in list(self._held.values()):
+            held.stream.end("server_error")
+
+    def _start(self, work: Coroutine[Any, Any, Any], name: str) -> "asyncio.Task[Any]":
+        task = self._loop.create_task(work, name=f"mcp_channels-node-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _remember(memory: dict[int, Any], key: int, value: Any) -> None:
+    memory.pop(key, None)
+    memory[key] = value
+    if len(memory) > EARLY:
+        del memory[next(iter(memory))]
+
+
+def _admit(candidates: Sequence[Candidate]) -> Sequence[Outcome | Exception]:
+    return admission.admit(candidates, default_cap=settings.max_listens_per_principal)
+
+
+def _release(keys: Sequence[int]) -> list[None]:
+    registry.release(keys)
+    return [None] * len(keys)

@@ -1,0 +1,133 @@
+"""
+What the nodes write in the database about themselves and their streams, and read there. Every function blocks.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+from django.db import connections, router
+from django.db.models.functions import Now
+
+from mcp_channels.listen.orders import CHECK, PORTION, Order
+from mcp_channels.models import DEAD_AFTER, LiveStream, Node, Principal
+
+FORGET_AFTER: Final = timedelta(hours=1)
+"""How long an anonymous caller's principal is kept after its last listen."""
+
+
+class Delivery(NamedTuple):
+    """
+    What a stream has delivered.
+    """
+
+    total: int
+    seconds_ago: float
+    """When the last of it went."""
+
+
+def register(node: Node) -> None:
+    """
+    Write a node's row.
+    """
+    node.save(using=_using(), force_insert=True)
+
+
+def beat(node: str) -> bool:
+    """
+    Say that a node lives. False: it was taken for dead, and its row is gone.
+    """
+    return bool(Node.objects.using(_using()).filter(pk=node).update(seen_at=Now()))
+
+
+def orders_for(node: str) -> list[Order]:
+    """
+    The orders that stand on a node's streams. An order to check stands no more when this has returned it.
+    """
+    rows = LiveStream.objects.using(_using()).filter(
+        node=node, state__in=(LiveStream.State.CHECK, LiveStream.State.ENDING)
+    )
+    orders = [
+        (key, CHECK if state == LiveStream.State.CHECK else reason)
+        for key, state, reason in rows.order_by().values_list("pk", "state", "reason")
+    ]
+    take_checks([key for key, what in orders if what == CHECK])
+    return orders
+
+
+def take_checks(keys: Collection[int]) -> None:
+    """
+    Take orders to check off the streams' rows: from here on, a new one is another order.
+    """
+    if keys:
+        streams = LiveStream.objects.using(_using()).filter(pk__in=keys, state=LiveStream.State.CHECK)
+        streams.update(state=LiveStream.State.OPEN)
+
+
+def still_there(keys: Collection[int]) -> set[int]:
+    """
+    Those of the streams that have a row.
+    """
+    return set(LiveStream.objects.using(_using()).filter(pk__in=keys).values_list("pk", flat=True))
+
+
+def release(keys: Sequence[int]) -> None:
+    """
+    Delete the rows of streams that have ended.
+    """
+    for start in range(0, len(keys), PORTION):
+        LiveStream.objects.using(_using()).filter(pk__in=keys[start : start + PORTION]).delete()
+
+
+def unregister(node: str) -> None:
+    """
+    Delete a node's row, and its streams'.
+    """
+    Node.objects.using(_using()).filter(pk=node).delete()
+
+
+def record(deliveries: Mapping[int, Delivery]) -> None:
+    """
+    Write what streams have delivered.
+    """
+    connection = connections[_using()]
+    table = connection.ops.quote_name(LiveStream._meta.db_table)
+    # One statement with many arguments: the ORM would write one long statement, which takes longer to make than to run.
+    now = Node.objects.using(connection.alias).annotate(now=Now()).values_list("now", flat=True).first()
+    if now is None:
+        return
+    adapt = connection.ops.adapt_datetimefield_value
+    rows = [
+        (item.total, adapt(now - timedelta(seconds=item.seconds_ago)), key) for key, item in sorted(deliveries.items())
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(f"UPDATE {table} SET delivered = %s, last_delivery_at = %s WHERE id = %s", rows)  # noqa: S608  # the name is the model's own
+
+
+def sweep(node: str) -> int:
+    """
+    Delete the rows of nodes that died, and of their streams. Returns how many nodes there were.
+    """
+    dead = Node.objects.using(_using()).exclude(pk=node).filter(seen_at__lt=Now() - DEAD_AFTER)
+    return dead.delete()[1].get(Node._meta.label, 0)
+
+
+def forget() -> None:
+    """
+    Delete the principals of anonymous callers who have not listened for long, unless somebody set something about them.
+    """
+    forgotten = Principal.objects.using(_using()).filter(
+        is_anonymous=True,
+        is_active=True,
+        max_streams=None,
+        notes="",
+        streams=None,
+        last_listened_at__lt=Now() - FORGET_AFTER,
+    )
+    keys = list(forgotten.values_list("pk", flat=True)[:PORTION])
+    if keys:
+        forgotten.filter(pk__in=keys).delete()
+
+
+def _using() -> str:
+    return router.db_for_write(LiveStream)
