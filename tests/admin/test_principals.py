@@ -262,3 +262,14 @@ def test_the_queries_of_a_page_do_not_grow_with_its_rows(admin, make, page):
             fill(range(1, 50))
     assert counts[0] == counts[1]
     assert admin.get("principal/").context["cl"].result_count == 51
+
+
+def test_a_full_page_of_many_scopes_can_be_sent(admin, make):
+    names = [f"s{number}" for number in range(12)]
+    for number in range(60):
+        make.principal(f"p{number}", *names)
+    data = admin.listed()
+    assert data["form-TOTAL_FORMS"] == 50
+    assert admin.post("principal/", {**data, "form-49-max_streams": "9"}).status_code == 302
+    assert Principal.objects.get(max_streams=9).pk == data["form-49-id"]
+    assert "Show all" not in admin.text("principal/")

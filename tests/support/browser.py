@@ -21,7 +21,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PACKAGES = ("chromium", "chromium-driver")
-DEADLINE = 20.0
+DEADLINE = 60.0
 WIDTH = 1400
 
 
