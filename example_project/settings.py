@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "channels",
     "rest_framework",
+    "drf_spectacular",
     "mcp_channels",
     "example_project.notes",
 ]
@@ -90,6 +91,14 @@ CHANNEL_LAYERS = {
 
 MCP_CHANNELS = {
     **json.loads(os.environ.get("MCP_CHANNELS_JSON") or "{}"),
+}
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "mcp_channels.auth.authentication.BearerTokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
 
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

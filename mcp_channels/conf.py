@@ -4,6 +4,7 @@ The project's settings: one dict, ``MCP_CHANNELS``, read through one typed objec
 This module is the only reader of ``django.conf.settings``. A value is read once and kept until the setting changes.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -29,6 +30,9 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "SEND_TIMEOUT": 30,
     "RESOURCE_PAGE_SIZE": 100,
 }
+
+# As a browser sends it (RFC 6454 §6.2): in lower case, and without a path.
+_ORIGIN: Final = re.compile(r"null|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
 
 
 class Settings:
@@ -80,6 +84,12 @@ class Settings:
             raise ImproperlyConfigured(f"{SETTING}['{name}'] must be a list or a tuple, not {value!r}.")
         return tuple(value)
 
+    def _flag(self, name: str) -> bool:
+        value = self._get(name)
+        if not isinstance(value, bool):
+            raise ImproperlyConfigured(f"{SETTING}['{name}'] must be True or False, not {value!r}.")
+        return value
+
     @property
     def max_streams(self) -> int:
         """The most streams that one process holds; one more is answered 503."""
@@ -123,7 +133,13 @@ class Settings:
     @property
     def allowed_origins(self) -> tuple[str, ...]:
         """Origins (``https://app.example.com``) that may call besides the endpoint's own."""
-        return self._names("ALLOWED_ORIGINS")
+        origins = self._names("ALLOWED_ORIGINS")
+        for origin in origins:
+            if not isinstance(origin, str) or _ORIGIN.fullmatch(origin) is None:
+                raise ImproperlyConfigured(
+                    f"{SETTING}['ALLOWED_ORIGINS'] must hold origins like 'https://app.example.com', not {origin!r}."
+                )
+        return origins
 
     @property
     def authentication_classes(self) -> tuple[Any, ...]:
@@ -133,12 +149,15 @@ class Settings:
     @property
     def allow_anonymous(self) -> bool:
         """Whether an endpoint that doesn't say serves callers without credentials."""
-        return bool(self._get("ALLOW_ANONYMOUS"))
+        return self._flag("ALLOW_ANONYMOUS")
 
     @property
     def channel_layer(self) -> str:
         """The alias, in ``CHANNEL_LAYERS``, of the layer that carries notifications."""
-        return str(self._get("CHANNEL_LAYER"))
+        value = self._get("CHANNEL_LAYER")
+        if not isinstance(value, str) or not value:
+            raise ImproperlyConfigured(f"{SETTING}['CHANNEL_LAYER'] must be the name of a layer, not {value!r}.")
+        return value
 
     @property
     def send_timeout(self) -> float:

@@ -289,6 +289,8 @@ class LiveStream(models.Model):
             models.Index(fields=["principal", "state"], name="mcp_channels_by_principal"),
             models.Index(fields=["node", "state"], name="mcp_channels_by_node"),
         ]
+        # Who may have listening clients told of changes, through the REST API.
+        permissions: ClassVar = [("notify", _("Can publish notifications"))]
 
     def __str__(self) -> str:
         return f"#{self.pk}"

@@ -39,6 +39,13 @@ def capabilities(server: MCPServer[Any], protocol_version: str) -> Any:
     return _lowlevel(server).get_capabilities(protocol_version=protocol_version)
 
 
+def tools(server: MCPServer[Any]) -> list[Any]:
+    """
+    The server's tools: the SDK's ``Tool``.
+    """
+    return server._tool_manager.list_tools()
+
+
 def server_info(server: MCPServer[Any]) -> dict[str, Any]:
     """
     The server's identity, as it goes on the wire.

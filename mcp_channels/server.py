@@ -222,6 +222,19 @@ class MCPServer(SDKServer[Any]):
                     found.add(uri)
         return found
 
+    def unguarded_tools(self) -> list[str]:
+        """
+        The names of the tools that need no scope, and don't say that they only read (``readOnlyHint``).
+        """
+        if "tools" not in self.offers:
+            return []
+        return [
+            tool.name
+            for tool in sdk.tools(self)
+            if ("tool", tool.name) not in self._scopes
+            and not (tool.annotations is not None and tool.annotations.read_only_hint)
+        ]
+
     def _set_scope(self, kind: str, name: str, scope: str | None) -> None:
         if scope is not None:
             self._scopes[kind, name] = scope

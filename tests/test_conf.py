@@ -1,10 +1,8 @@
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from mcp_channels.checks import check_layer, check_settings
+from mcp_channels.checks import check_settings
 from mcp_channels.conf import DEFAULTS, settings as conf
-
-MEMORY = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 
 
 def ids(messages) -> list[str]:
@@ -87,24 +85,6 @@ def test_none_means_no_limit(settings, name):
 def test_a_text_where_a_list_belongs_is_an_error(settings, name):
     settings.MCP_CHANNELS = {name: "https://a.example"}
     assert ids(check_settings()) == ["mcp_channels.E003"]
-
-
-def test_a_missing_layer_is_an_error(settings):
-    settings.CHANNEL_LAYERS = {}
-    assert ids(check_layer()) == ["mcp_channels.E010"]
-    settings.CHANNEL_LAYERS = MEMORY
-    settings.DEBUG = True
-    assert check_layer() == []
-    settings.MCP_CHANNELS = {"CHANNEL_LAYER": "mcp"}
-    assert ids(check_layer()) == ["mcp_channels.E010"]
-
-
-def test_a_layer_in_memory_outside_debug_is_a_warning(settings):
-    settings.CHANNEL_LAYERS = MEMORY
-    settings.DEBUG = False
-    assert ids(check_layer()) == ["mcp_channels.W011"]
-    settings.CHANNEL_LAYERS = {"default": {"BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer"}}
-    assert check_layer() == []
 
 
 def test_every_default_has_a_property_with_a_docstring():

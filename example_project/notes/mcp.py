@@ -7,6 +7,7 @@ from typing import Any
 from django.db.models import Q
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
 
 from example_project.notes.models import Note
 from example_project.notes.serializers import NoteSerializer
@@ -123,7 +124,7 @@ def summarise_note(title: str) -> str:
     return f"Summarise the note called {title!r} in one sentence."
 
 
-@open_server.tool()
+@open_server.tool(annotations=ToolAnnotations(read_only_hint=True))
 async def count_notes() -> int:
     """
     How many notes are shared.

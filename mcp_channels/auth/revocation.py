@@ -41,7 +41,7 @@ def _credentials() -> Iterator[type[Model]]:
     Other packages' models of credentials; each has a ``user``.
     """
     if apps.is_installed("rest_framework.authtoken"):
-        yield apps.get_model("authtoken", "Token")
+        yield import_module("rest_framework.authtoken.models").Token
     if apps.is_installed("oauth2_provider"):
         yield import_module("oauth2_provider.models").get_access_token_model()
 

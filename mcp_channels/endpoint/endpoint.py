@@ -4,7 +4,8 @@ One mounted URL with one server.
 
 from collections.abc import Callable, Hashable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import mcp_types as types
 from channels.db import database_sync_to_async
@@ -25,6 +26,9 @@ from mcp_channels.resources.subscribe import CanSubscribe
 from mcp_channels.server import MCPServer
 
 _T = TypeVar("_T")
+
+ENDPOINTS: Final["WeakSet[Endpoint]"] = WeakSet()
+"""The endpoints of this process, for the system checks to look at."""
 
 
 class Asked(NamedTuple):
@@ -76,6 +80,22 @@ class Endpoint:
         self._allow_anonymous = allow_anonymous
         self._authentication_classes = authentication_classes
         server.is_served = True
+        ENDPOINTS.add(self)
+
+    @property
+    def authentication_classes(self) -> Sequence[Any]:
+        """
+        DRF authentication classes, or their dotted paths: its own, or the setting's.
+        """
+        classes = self._authentication_classes
+        return settings.authentication_classes if classes is None else classes
+
+    @property
+    def allows_anonymous(self) -> bool:
+        """
+        Whether callers without credentials are served.
+        """
+        return settings.allow_anonymous if self._allow_anonymous is None else self._allow_anonymous
 
     def authenticate(self, request: HttpRequest) -> Caller:
         """
@@ -84,13 +104,8 @@ class Endpoint:
         Raises:
             Refusal: 401 or 403.
         """
-        anonymous = self._allow_anonymous
         try:
-            return authenticate(
-                request,
-                self._classes(),
-                allow_anonymous=settings.allow_anonymous if anonymous is None else anonymous,
-            )
+            return authenticate(request, self.authentication_classes, allow_anonymous=self.allows_anonymous)
         except NotAuthenticatedError as error:
             raise Refusal(
                 401, types.INVALID_REQUEST, str(error), headers={"WWW-Authenticate": error.challenge}
@@ -138,12 +153,8 @@ class Endpoint:
             )
         return asked.narrow(lists=server.offers, uris=readable)
 
-    def _classes(self) -> Sequence[Any]:
-        classes = self._authentication_classes
-        return settings.authentication_classes if classes is None else classes
-
     def _decide(self, batch: Sequence[Asked]) -> list[Admitted | Exception]:
-        prefetch([asked.request for asked in batch], self._classes())
+        prefetch([asked.request for asked in batch], self.authentication_classes)
         callers = [self._try(self.authenticate, asked.request) for asked in batch]
         readable = self._readable(batch, callers)
         decisions: list[Admitted | Exception] = []

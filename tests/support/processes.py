@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-START_TIMEOUT = 30.0
+START_TIMEOUT = 60.0
 SERVERS = ("daphne", "uvicorn", "granian", "hypercorn")
 
 
