@@ -18,6 +18,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks/README.md",
 ]
+ADMIN = ROOT / "docs" / "topics" / "admin.md"
 BLOCK = re.compile(r"(?P<step><!-- step: .* -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 
 
@@ -49,6 +50,15 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_every_picture_is_shown_and_small():
+    shown = {
+        (ROOT / "docs" / "topics" / path).resolve() for path in re.findall(r"!\[.*?\]\((.*?)\)", ADMIN.read_text())
+    }
+    pictures = set((ROOT / "docs" / "images").iterdir())
+    assert shown == pictures
+    assert [path.name for path in pictures if path.stat().st_size > 150_000] == []
+
+
 def rows(page: str) -> list[list[str]]:
     lines = (ROOT / page).read_text().splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
@@ -76,7 +86,7 @@ def test_every_public_name_is_documented():
 
 def test_every_option_of_every_command_is_documented():
     text = (ROOT / "docs/reference/commands.md").read_text()
-    for command in ("mcp_token", "mcp_notify", "mcp_listen"):
+    for command in ("mcp_token", "mcp_notify", "mcp_listen", "mcp_streams"):
         parser = load_command_class("mcp_channels", command).create_parser("manage.py", command)
         common = load_command_class("django.core", "check").create_parser("manage.py", "check")
         known = {option for action in common._actions for option in action.option_strings} | {"--skip-checks"}
