@@ -26,8 +26,8 @@ def layered(request, make_project, redis):
     """
     A project on each of the layers.
     """
-    env = dict(LAYERS[request.param])
-    if env:
+    env = {"MCP_CHANNELS_JSON": json.dumps({"MAX_LISTENS_PER_PRINCIPAL": 1000}), **LAYERS[request.param]}
+    if LAYERS[request.param]:
         env |= {"REDIS_URL": redis.url, "CHANNEL_LAYER_CONFIG": json.dumps({"prefix": f"layers-{request.param}"})}
     return make_project(**env)
 
