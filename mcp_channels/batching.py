@@ -24,13 +24,20 @@ class Batcher(Generic[_Item, _Result]):
     A function of many items, to be called with one. On each event loop one batch is under way at a time.
     """
 
-    def __init__(self, work: Callable[[Sequence[_Item]], Sequence[_Result | Exception]]) -> None:
+    def __init__(
+        self,
+        work: Callable[[Sequence[_Item]], Sequence[_Result | Exception]],
+        *,
+        abandoned: Callable[[_Result], None] | None = None,
+    ) -> None:
         """
         Args:
             work: takes items, and returns for each, in their order, its result or the exception to raise. It blocks,
                 and runs where Django's synchronous code does.
+            abandoned: takes, on the event loop, the result of a call that was cancelled while its batch was under way.
         """
         self._work = work
+        self._abandoned = abandoned
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue[_Item, _Result]] = WeakKeyDictionary()
 
     async def call(self, item: _Item) -> _Result:
@@ -42,13 +49,18 @@ class Batcher(Generic[_Item, _Result]):
         loop = asyncio.get_running_loop()
         queue = self._queues.get(loop)
         if queue is None:
-            queue = self._queues[loop] = _Queue(self._work)
+            queue = self._queues[loop] = _Queue(self._work, self._abandoned)
         return await queue.put(item)
 
 
 class _Queue(Generic[_Item, _Result]):
-    def __init__(self, work: Callable[[Sequence[_Item]], Sequence[_Result | Exception]]) -> None:
+    def __init__(
+        self,
+        work: Callable[[Sequence[_Item]], Sequence[_Result | Exception]],
+        abandoned: Callable[[_Result], None] | None,
+    ) -> None:
         self._work = work
+        self._abandoned = abandoned
         self._waiting: list[tuple[_Item, asyncio.Future[_Result]]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -75,8 +87,9 @@ class _Queue(Generic[_Item, _Result]):
                 raise
             for (_, future), result in zip(live, results, strict=True):
                 if future.done():
-                    continue
-                if isinstance(result, Exception):
+                    if self._abandoned is not None and not isinstance(result, Exception):
+                        self._abandoned(result)
+                elif isinstance(result, Exception):
                     future.set_exception(result)
                 else:
                     future.set_result(result)

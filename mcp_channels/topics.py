@@ -8,6 +8,7 @@ misdeliver.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple
 
@@ -30,6 +31,9 @@ SEQUENCE: Final = "mcp_channels.sequence"
 
 ORDERS: Final = "mcp_channels.orders"
 """The ``type`` of a message that tells the holders of streams what to do with them."""
+
+KNOWN_LENGTH: Final = 200
+"""The longest URI, in characters, whose topic is kept to be used again."""
 
 BATCH_LIMIT: Final = 500
 """The most topics in one message."""
@@ -76,6 +80,11 @@ def resource(uri: str) -> Topic:
     """
     The topic of the resource at ``uri``, compared exactly, byte for byte.
     """
+    return _resource(uri) if len(uri) <= KNOWN_LENGTH else Topic("resource", uri)
+
+
+@lru_cache(16_384)
+def _resource(uri: str) -> Topic:
     return Topic("resource", uri)
 
 

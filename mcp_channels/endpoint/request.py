@@ -124,7 +124,10 @@ def header(scope: HTTPScope, name: str) -> str | None:
     The first value of a header, or None.
     """
     wanted = name.encode("ascii")
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), None)
+    for key, value in scope["headers"]:
+        if key == wanted:
+            return value.decode("latin-1")
+    return None
 
 
 def django_request(scope: HTTPScope) -> HttpRequest:

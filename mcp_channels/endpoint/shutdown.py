@@ -18,6 +18,10 @@ from mcp_channels.listen.hub import drain_all
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at who handles the signals: to ask for each request costs more than its headers."""
+
+_looked_at: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
 _wrapped: dict[int, Any] = {}
 _workers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]] = WeakKeyDictionary()
 
@@ -57,6 +61,10 @@ def _listen_for_signals() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     loop = asyncio.get_running_loop()
+    now = loop.time()
+    if now - _looked_at.get(loop, float("-inf")) < LOOK_INTERVAL:
+        return
+    _looked_at[loop] = now
     for number in SIGNALS:
         handler = signal.getsignal(number)
         if handler is _wrapped.get(number):

@@ -102,7 +102,7 @@ class Node:
         self._is_layer_down = is_layer_down
         self.draining = False
         """Whether the process is shutting down: with its last stream the node's row goes."""
-        self._admissions: Batcher[Candidate, Outcome] = Batcher(_admit)
+        self._admissions: Batcher[Candidate, Outcome] = Batcher(_admit, abandoned=self._give_up)
         self._releases: Batcher[int, None] = Batcher(_release)
         self._registering = asyncio.Lock()
         self._row: NodeRow | None = None
@@ -144,20 +144,15 @@ class Node:
         return True
 
     async def _admit(self, candidate: Candidate) -> Any:
-        candidate.row.node_id = await self._register()
-        admitting = self._start(self._admissions.call(candidate), "admission")
-        try:
-            return await asyncio.shield(admitting)
-        except asyncio.CancelledError:
-            # It may be on its way into the database.
-            admitting.add_done_callback(self._give_up)
-            raise
+        candidate.row.node_id = await self._register() if self._row is None else self._row.pk
+        return await self._admissions.call(candidate)
 
-    def _give_up(self, admitting: "asyncio.Task[Outcome]") -> None:
-        if not admitting.cancelled() and admitting.exception() is None:
-            outcome = admitting.result()
-            if isinstance(outcome, Admission):
-                self._leave(outcome.key)
+    def _give_up(self, outcome: Outcome) -> None:
+        """
+        Give back the place of a request that was cancelled on its way into the database.
+        """
+        if isinstance(outcome, Admission):
+            self._leave(outcome.key)
 
     async def _register(self) -> str:
         async with self._registering:
