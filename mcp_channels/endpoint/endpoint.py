@@ -26,6 +26,7 @@ from mcp_channels.listen.node import Verdict
 from mcp_channels.listen.stream import Stream
 from mcp_channels.resources import authorize, subscribe
 from mcp_channels.resources.subscribe import CanSubscribe
+from mcp_channels.resources.visible import Memory
 from mcp_channels.server import MCPServer
 
 _T = TypeVar("_T")
@@ -231,11 +232,12 @@ class Endpoint:
             if asked.filter is not None and isinstance(caller, Caller):
                 wanted.setdefault(_identity(caller), {}).update(dict.fromkeys(asked.filter.resource_subscriptions))
         known: dict[Hashable, set[str]] = {}
+        memory: Memory = {}
 
         def together(caller: Caller, uris: Sequence[str]) -> frozenset[str]:
             key = _identity(caller)
             if uris and key not in known:
-                known[key] = authorize.readable(resources, caller, list(wanted[key]))
+                known[key] = authorize.readable(resources, caller, list(wanted[key]), memory=memory)
             return frozenset(uri for uri in uris if uri in known[key])
 
         return together

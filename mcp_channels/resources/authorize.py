@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError
 
 from mcp_channels.auth.principals import Caller
 from mcp_channels.resources.model import ModelResource
+from mcp_channels.resources.visible import Memory
 
 PORTION: Final = 1000
 """The most URIs in one query: databases have limits of their own."""
@@ -17,23 +18,28 @@ PORTION: Final = 1000
 logger = logging.getLogger("mcp_channels.resources")
 
 
-def readable(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
+def readable(
+    resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str], *, memory: Memory | None = None
+) -> set[str]:
     """
     Those of ``uris`` that one of ``resources`` lets ``caller`` read. Blocks; one query for each resource concerned and
-    each ``PORTION`` of the URIs.
+    each ``PORTION`` of the URIs. ``memory`` is of callers who are looked at together: those who may see the same, and
+    ask for the same, share the query.
     """
     portions = [uris[start : start + PORTION] for start in range(0, len(uris), PORTION)]
-    return set().union(*(_readable(resources, caller, some) for some in portions))
+    return set().union(*(_readable(resources, caller, some, memory) for some in portions))
 
 
-def _readable(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str]) -> set[str]:
+def _readable(
+    resources: Sequence[ModelResource], caller: Caller, uris: Sequence[str], memory: Memory | None
+) -> set[str]:
     found: set[str] = set()
     for resource in resources:
         left = [uri for uri in uris if uri not in found]
         if not left:
             break
         try:
-            found |= resource.readable(caller, left)
+            found |= resource.readable(caller, left, memory=memory)
         except (DatabaseError, InterfaceError):
             raise
         except Exception:  # a project's own rule may fail; then it lets nobody in, and the other rules still count

@@ -5,7 +5,6 @@ One rule decides who may list, read and subscribe: the scope, then ``get_queryse
 """
 
 import copy
-import uuid
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Final
@@ -22,6 +21,8 @@ from rest_framework.views import APIView
 
 from mcp_channels.auth.principals import Caller
 from mcp_channels.models import Principal
+from mcp_channels.resources import visible
+from mcp_channels.resources.visible import Memory
 
 MAX_URI_LENGTH: Final = 8192
 """The longest URI, in characters, that names a row."""
@@ -32,7 +33,8 @@ KNOWN_URIS: Final = 16_384
 KNOWN_LENGTH: Final = 200
 """The longest URI, in characters, whose reading is remembered."""
 
-_PLAIN: Final = frozenset({int, str, uuid.UUID})
+_PLAIN: Final = frozenset({int, str})
+"""Types whose values a database takes and gives as they are."""
 
 
 class ModelResource:
@@ -116,23 +118,24 @@ class ModelResource:
 
     # The rule
 
-    def readable(self, caller: Caller, uris: Collection[str]) -> set[str]:
+    def readable(self, caller: Caller, uris: Collection[str], *, memory: Memory | None = None) -> set[str]:
         """
-        Those of ``uris`` that are rows which ``caller`` may read. Blocks; asks one query, whatever the number.
+        Those of ``uris`` that are rows which ``caller`` may read. Blocks; asks one query, whatever the number, or none
+        where ``memory`` has the answer to the same.
         """
         wanted = self._candidates(caller, uris)
         if not wanted:
             return set()
-        queryset = self._rows(caller, wanted.values())
         if self.permission_classes:
-            found = {self.uri_of(row) for row in self._permitted(caller, queryset)}
-        elif all(type(value) in _PLAIN for values in wanted.values() for value in values):
+            rows = self._permitted(caller, self._rows(caller, wanted.values()))
+            return {self.uri_of(row) for row in rows} & wanted.keys()
+        values = list(wanted.values())
+        if all(type(value) in _PLAIN for some in values for value in some):
             # Equal values of these types have equal URIs, so the rows needn't be written out.
-            asked = {values: uri for uri, values in wanted.items()}
-            return {asked[row] for row in queryset.values_list(*self.lookups) if row in asked}
-        else:
-            found = {self._expand(values) for values in queryset.values_list(*self.lookups)}
-        return found & wanted.keys()
+            found = visible.among(self.get_queryset(caller.principal), self.lookups, values, memory=memory)
+            return {uri for uri, some in wanted.items() if some in found}
+        queryset = self._rows(caller, values)
+        return {self._expand(row) for row in queryset.values_list(*self.lookups)} & wanted.keys()
 
     def matches(self, uri: str) -> bool:
         """

@@ -94,7 +94,7 @@ def test_very_many_uris_are_asked_for_in_portions(endpoint, django_assert_num_qu
 def test_a_database_that_fails_is_the_answer_to_those_who_needed_it(endpoint, monkeypatch):
     value = token("alice")
 
-    def broken(*args):
+    def broken(*args, **kwargs):
         raise OperationalError("gone")
 
     monkeypatch.setattr(authorize, "readable", broken)
