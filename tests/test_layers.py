@@ -94,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
         "django",
         "rest_framework",
         "drf_spectacular",
+        "mcp_channels.auth.delegation",
         "mcp_channels.conf",
         "mcp_channels.listen.orders",
         "mcp_channels.models",
@@ -112,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
     "mcp_channels.admin": {
         "django",
         "mcp_channels.admin",
+        "mcp_channels.auth.delegation",
         "mcp_channels.conf",
         "mcp_channels.listen.orders",
         "mcp_channels.models",

@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext, gettext_lazy as _
 from django.views.decorators.debug import sensitive_variables
 
+from mcp_channels.auth.delegation import may_act_as
 from mcp_channels.conf import settings
 from mcp_channels.models import AccessToken, Principal, Scope
 
@@ -84,6 +85,23 @@ class ScopesField(forms.TypedMultipleChoiceField):
         A choice of all scopes. Asks a query.
         """
         return cls(choices=[(scope.pk, scope.name) for scope in Scope.objects.all()])
+
+
+class PrincipalForm(forms.ModelForm):  # type: ignore[type-arg]  # Django makes it generic in its stubs alone
+    """
+    One principal. ``actor`` is the user who fills it in.
+    """
+
+    actor: Any = None
+
+    def clean_user(self) -> Any:
+        """
+        Refuse a user who may do more than who links it: their tokens would speak for it.
+        """
+        user = self.cleaned_data["user"]
+        if user is not None and "user" in self.changed_data and not may_act_as(self.actor, user):
+            raise ValidationError(_("This user may do more than you may."))
+        return user
 
 
 class PrincipalListForm(forms.ModelForm):  # type: ignore[type-arg]  # Django makes it generic in its stubs alone
@@ -169,12 +187,23 @@ class NewTokenForm(forms.ModelForm):  # type: ignore[type-arg]  # Django makes i
 
 class NewTokenFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]  # Django makes it generic in its stubs alone
     """
-    Makes tokens. What it made, with the values, is in ``issued``.
+    Makes tokens. What it made, with the values, is in ``issued``. ``actor`` is the user who fills it in.
     """
+
+    actor: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.issued: list[Issued] = []
+
+    def clean(self) -> None:
+        """
+        Refuse tokens that could do more than who makes them.
+        """
+        super().clean()
+        user = self.instance.user
+        if any(form.has_changed() for form in self.forms) and user is not None and not may_act_as(self.actor, user):
+            raise ValidationError(_("This principal's user may do more than you may."))
 
     @sensitive_variables("value")
     def save_new(self, form: Any, commit: bool = True) -> AccessToken:

@@ -18,7 +18,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _, ngettext
 
 from mcp_channels.admin.columns import ago, rows_of
-from mcp_channels.admin.forms import PrincipalListForm, ScopeBoxes, ScopesField
+from mcp_channels.admin.forms import PrincipalForm, PrincipalListForm, ScopeBoxes, ScopesField
 from mcp_channels.admin.tokens import NewTokenInline, TokenInline
 from mcp_channels.models import AccessToken, LiveStream, Principal, Scope
 
@@ -41,6 +41,7 @@ class PrincipalAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django make
     Principals, with their tokens and the number of their streams. Caps and scopes may be changed in the list.
     """
 
+    form = PrincipalForm
     list_display = ("name", "user", "is_active", "max_streams", "granted", "live_streams", "last_listened")
     # The list's form has the scopes too: Django allows no many-to-many field here.
     list_editable = ("is_active", "max_streams")
@@ -149,6 +150,14 @@ class PrincipalAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django make
         if popup:
             hidden.add(NewTokenInline)
         return [inline for inline in self.inlines if inline not in hidden]
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        """
+        With who fills it in.
+        """
+        form: Any = super().get_form(request, obj, change=change, **kwargs)
+        form.actor = request.user
+        return form
 
     def get_changelist_formset(self, request: HttpRequest, **kwargs: Any) -> Any:
         """

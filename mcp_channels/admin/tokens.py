@@ -90,6 +90,14 @@ class NewTokenInline(admin.StackedInline):  # type: ignore[type-arg]  # Django m
     can_delete = False
     extra = 1
 
+    def get_formset(self, request: HttpRequest, obj: Any = None, **kwargs: Any) -> Any:
+        """
+        With who fills it in.
+        """
+        formset: Any = super().get_formset(request, obj, **kwargs)
+        formset.actor = request.user
+        return formset
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[AccessToken]:
         """
         None: what is there is ``TokenInline``'s.

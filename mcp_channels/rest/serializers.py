@@ -11,9 +11,9 @@ from django.utils.translation import gettext_lazy as _
 from rest_framework import serializers
 from rest_framework.exceptions import PermissionDenied, ValidationError
 
+from mcp_channels.auth.delegation import may_act_as
 from mcp_channels.models import AccessToken, LiveStream, Principal, Scope, is_anonymous_name
 from mcp_channels.rest.fields import MAX_ENTRIES, ScopesField, Text, UserField
-from mcp_channels.rest.permissions import may_act_as
 
 LARGEST_KEY: Final = 2**63 - 1
 

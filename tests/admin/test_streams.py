@@ -196,10 +196,11 @@ def test_the_queries_of_the_list_do_not_grow_with_its_rows(admin, make, query):
 def test_the_queries_of_disconnecting_do_not_grow_with_the_streams(admin, make, told):
     alice = make.principal("alice")
     counts = []
-    for number in (1, 50):
+    # The first looks up what Django then keeps.
+    for number in (1, 1, 50):
         streams = [make.stream(alice) for _ in range(number)]
         with CaptureQueriesContext(connection) as queries:
             admin.act("livestream/", "disconnect_selected", streams)
         counts.append(len(queries))
     assert LiveStream.objects.live().count() == 0
-    assert counts[0] == counts[1]
+    assert counts[1] == counts[2]

@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.contrib.sessions.models import Session
 from django.db import connection
 from django.db.models.signals import post_save
@@ -325,3 +326,33 @@ def test_history_messages_are_readable(admin, make):
     issue(admin, alice)
     [entry] = LogEntry.objects.all()
     assert json.loads(entry.change_message)[0] == {"added": {"name": "token", "object": str(AccessToken.objects.get())}}
+
+
+STAFF = ("view_principal", "change_principal", "add_accesstoken", "view_accesstoken")
+
+
+def test_nobody_makes_a_token_of_somebody_who_may_do_more(staff, make):
+    boss = get_user_model().objects.create_superuser("boss")
+    principal = make.principal("boss", user=boss)
+    response = issue(staff(*STAFF), principal)
+    assert "may do more than you may" in response.content.decode()
+    assert not AccessToken.objects.exists()
+
+
+def test_who_may_do_less_can_be_spoken_for(staff, make):
+    clerk = get_user_model().objects.create(username="clerk")
+    response = issue(staff(*STAFF), make.principal("clerk", user=clerk))
+    assert VALUE.search(response.content.decode())
+
+
+def test_nobody_links_a_principal_to_somebody_who_may_do_more(staff, admin, make):
+    boss = get_user_model().objects.create_superuser("boss")
+    principal = make.principal("service")
+    someone = staff(*STAFF)
+    response = someone.post(page(principal), someone.form(page(principal), user=str(boss.pk)))
+    assert "may do more than you may" in response.content.decode()
+    principal.refresh_from_db()
+    assert principal.user is None
+    admin.post(page(principal), admin.form(page(principal), user=str(boss.pk)))
+    principal.refresh_from_db()
+    assert principal.user == boss
