@@ -36,18 +36,23 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page):
         exec(compile(block, name(page), "exec"), space)
 
 
+def anchors(page: Path) -> set[str]:
+    """
+    What a link to a heading of the page may name.
+    """
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-") for head in heads}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page):
-    text = page.read_text()
-    anchors = {
-        re.sub(r"[^\w -]", "", head).strip().lower().replace(" ", "-")
-        for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("https://"):
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        other = page.parent / path if path else page
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
 
 
 def test_every_picture_is_shown_and_small():
