@@ -47,8 +47,10 @@ def _credentials() -> Iterator[type[Model]]:
         yield import_module("oauth2_provider.models").get_access_token_model()
 
 
-def _connect(signal: Any, receiver: Callable[..., None], sender: Any) -> None:
-    signal.connect(receiver, sender=sender, dispatch_uid=f"{__name__}.{receiver.__name__}.{sender.__name__}")
+def _connect(signal: Any, receiver: Callable[..., None], model: type[Model]) -> None:
+    # A row that is saved as another model's, a proxy's or an heir's, says so in that one's name.
+    for sender in (item for item in apps.get_models(include_auto_created=True) if issubclass(item, model)):
+        signal.connect(receiver, sender=sender, dispatch_uid=f"{__name__}.{receiver.__name__}.{sender._meta.label}")
 
 
 def _check(principals: Iterable[int | None]) -> None:
@@ -58,10 +60,10 @@ def _check(principals: Iterable[int | None]) -> None:
 def _principal_saved(*, instance: Principal, created: bool, raw: bool, **kwargs: Any) -> None:
     if created or raw:
         return
-    if instance.is_active:
-        _check([instance.pk])
-    else:
+    if not instance.is_active:
         orders.disconnect(LiveStream.objects.filter(principal=instance.pk))
+    # And those that are being let in just now, whose rows aren't there yet.
+    _check([instance.pk])
 
 
 def _principal_deleted(*, instance: Principal, **kwargs: Any) -> None:

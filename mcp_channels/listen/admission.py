@@ -220,23 +220,24 @@ class _Batch:
         keys = sorted(self.principals)
         rows = Principal.objects.using(self.using).filter(pk__in=keys)
         stale = [key for key, owner in self.principals.items() if _is_stale(owner)]
+        # What was loaded before may be old: a principal that was deactivated meanwhile holds no stream.
         if connections[self.using].features.has_select_for_update:
-            there = set(rows.select_for_update().order_by("pk").values_list("pk", flat=True))
+            active = dict(rows.select_for_update().order_by("pk").values_list("pk", "is_active"))
             if stale:
                 rows.filter(pk__in=stale).update(last_listened_at=Now())
-        elif rows.update(last_listened_at=Now()) == len(keys):
-            there = set(keys)
+        elif rows.filter(is_active=True).update(last_listened_at=Now()) == len(keys):
+            active = dict.fromkeys(keys, True)
         else:
-            there = set(rows.values_list("pk", flat=True))
+            active = dict(rows.values_list("pk", "is_active"))
         for key in keys:
-            if key not in there:
-                if self.principals[key].is_anonymous:
-                    raise _VanishedError
+            if key not in active and self.principals[key].is_anonymous:
+                raise _VanishedError
+            if not active.get(key):
                 self.caps[key] = 0
 
     def _refuse(self) -> None:
         for index, owner in enumerate(self.owners):
-            if self.caps[owner.pk] < 1 or not self.principals[owner.pk].is_active:
+            if self.caps[owner.pk] < 1:
                 self.outcomes[index] = NotAdmittedError("This principal may hold no listen streams.")
 
     def _load_live(self) -> dict[int, list[_Live]]:

@@ -16,7 +16,7 @@ from channels.db import DatabaseSyncToAsync
 from django.db import connections
 
 from mcp_channels.listen import registry
-from mcp_channels.listen.orders import Order
+from mcp_channels.listen.orders import CHECK, Order
 from mcp_channels.listen.registry import Delivery
 from mcp_channels.models import DEAD_AFTER
 
@@ -68,6 +68,8 @@ class Beat:
         self._forgot_at = now - FORGET_INTERVAL
         self._steady_since: float | None = now
         self._failures = 0
+        # What a look found before it failed: an order to check is found once.
+        self._found: dict[int, str] = {}
 
     async def look(
         self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
@@ -109,17 +111,20 @@ class Beat:
             is_alive = registry.beat(self.node)
             self._beat_at = now
             self._steady_since = now if self._steady_since is None else self._steady_since
-        found = registry.orders_for(self.node)
+        found = self._found
+        found.update(registry.orders_for(self.node))
+        registry.take_checks([key for key, what in found.items() if what == CHECK])
+        if now - self._swept_at >= SWEEP_INTERVAL:
+            found.update((key, "revoked") for key in registry.unwanted(self.node))
         there = registry.still_there(awaited) if awaited else set()
         if released:
             registry.release(released)
         if deliveries:
             registry.record(deliveries)
-        if now - self._swept_at >= SWEEP_INTERVAL:
-            found.extend((key, "revoked") for key in registry.unwanted(self.node))
         if is_alive:
             self._clean_up(now)
-        return Seen(is_alive, found, [key for key in awaited if key not in there], released)
+        self._found = {}
+        return Seen(is_alive, list(found.items()), [key for key in awaited if key not in there], released)
 
     def _clean_up(self, now: float) -> None:
         # After an outage of the database all nodes look dead for a moment: who had one itself waits for their beats.

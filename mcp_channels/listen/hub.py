@@ -130,16 +130,14 @@ class Hub:
         Take topics from ``stream``: it isn't told of them any more.
         """
         now = self._loop.time()
+        stream.lose(dropped)
         for topic in dropped:
-            stream.forget(topic)
             entry = self._entries.get(topic)
             if entry is None:
                 continue
             entry.streams.discard(stream)
             if not entry.streams:
                 self._idle[topic] = now
-        gone = set(dropped)
-        stream.topics = tuple(topic for topic in stream.topics if topic not in gone)
 
     def is_full(self, max_streams: int) -> bool:
         """

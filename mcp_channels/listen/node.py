@@ -10,6 +10,7 @@ such an order until the answer is known, the stream is told nothing.
 """
 
 import asyncio
+import heapq
 import itertools
 import logging
 import os
@@ -18,7 +19,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast, get_args
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
 
 from channels.db import database_sync_to_async
 
@@ -26,7 +27,7 @@ from mcp_channels.batching import Batcher
 from mcp_channels.conf import settings
 from mcp_channels.listen import admission, orders, registry
 from mcp_channels.listen.admission import Admission, Candidate, Delay, Displaced, Outcome
-from mcp_channels.listen.beat import TICK, Beat
+from mcp_channels.listen.beat import TICK, Beat, Seen
 from mcp_channels.listen.handover import Handovers
 from mcp_channels.listen.orders import CHECK, ENDED, RECEIVED
 from mcp_channels.listen.registry import Delivery
@@ -47,6 +48,8 @@ EARLY: Final = 1000
 """The most orders, and principals, that are remembered for streams which are not known yet."""
 
 logger = logging.getLogger("mcp_channels.node")
+
+_T = TypeVar("_T")
 
 
 class Verdict(NamedTuple):
@@ -82,6 +85,8 @@ class Held:
     """Whether somebody may wait for its end."""
     doubt: int = 0
     """The number of the last order to check it that isn't settled; 0: none."""
+    failed_at: float = float("-inf")
+    """When it could not be looked at whether it may listen, if that is how it is."""
     recorded: int = 0
     """How much of what it delivered is written in the database."""
 
@@ -113,6 +118,7 @@ class Node:
         self._unreleased: set[int] = set()
         self._early: dict[int, str] = {}
         self._suspects: dict[int, float] = {}
+        self._all_suspect_at = float("-inf")
         self._doubts = itertools.count(1)
         self._checking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -128,6 +134,7 @@ class Node:
 
         Raises:
             NotAdmittedError: the principal may hold no stream.
+            Exception: whatever keeps it from being looked at who is calling, where that is in doubt.
         """
         outcome = await self._admit(candidate)
         if isinstance(outcome, Delay):
@@ -135,12 +142,12 @@ class Node:
                 return False
             outcome = await self._admit(Candidate(candidate.principal, candidate.row, has_waited=True))
             # What was found out before the wait is old.
-            held.doubt = next(self._doubts)
+            self._doubt(held)
         self._hold(held, cast("Admission", outcome))
         if outcome.displaced:
             await self._hand_over(outcome.displaced)
-        if held.doubt:
-            await self._check([held])
+        if held.doubt and (failed := await self._check([held])):
+            raise failed[0]
         return True
 
     async def _admit(self, candidate: Candidate) -> Any:
@@ -172,9 +179,10 @@ class Node:
         early = self._early.pop(admitted.key, None)
         if early is not None:
             self._obey(held, early)
-        # Its principal's standing may have changed between the look at it and here.
-        if self._suspects.get(admitted.principal, float("-inf")) >= held.checked_at:
-            held.doubt = next(self._doubts)
+        # Its principal's standing may have changed since it was looked at, and without the layer nobody says so.
+        suspect_at = max(self._suspects.get(admitted.principal, float("-inf")), self._all_suspect_at)
+        if suspect_at >= held.checked_at or self._is_layer_down():
+            self._doubt(held)
 
     async def _hand_over(self, displaced: Sequence[Displaced]) -> None:
         handover = self._handovers.expect(displaced)
@@ -259,7 +267,9 @@ class Node:
         if suspects:
             now = self._loop.time()
             for key in suspects:
-                _remember(self._suspects, key, now)
+                forgotten = _remember(self._suspects, key, now)
+                if forgotten is not None:
+                    self._all_suspect_at = forgotten
             for held in list(self._held.values()):
                 if held.principal in suspects:
                     self._obey(held, CHECK)
@@ -275,7 +285,7 @@ class Node:
         elif (held := self._held.get(key)) is not None:
             self._obey(held, what)
             return RECEIVED
-        elif key in self._leaving:
+        elif key in self._leaving or key in self._unreleased:
             return ENDED
         else:
             _remember(self._early, key, what)
@@ -283,12 +293,15 @@ class Node:
 
     def _obey(self, held: Held, what: str) -> None:
         if what == CHECK:
-            held.doubt = next(self._doubts)
-            held.stream.hold()
+            self._doubt(held)
             self._check_soon()
         elif what in get_args(Reason):
             held.is_ordered = True
             held.stream.end(cast("Reason", what))
+
+    def _doubt(self, held: Held) -> None:
+        held.doubt = next(self._doubts)
+        held.stream.hold()
 
     # Looking again
 
@@ -297,54 +310,75 @@ class Node:
             self._checking = self._start(self._check_all(), "check")
 
     async def _check_all(self) -> None:
-        while True:
-            before = self._loop.time() - CHECK_INTERVAL
-            due = [held for held in self._held.values() if held.doubt or held.checked_at <= before]
-            # Those in doubt first: they are told nothing meanwhile.
-            due.sort(key=lambda held: not held.doubt)
-            if not due:
-                return
-            if not await self._check(due[:CHECKED_AT_ONCE]):
+        while due := self._due():
+            failed = await self._check(due)
+            if len(failed) == len(due):
                 return
 
-    async def _check(self, some: Sequence[Held]) -> bool:
+    def _due(self) -> list[Held]:
         """
-        Look whether these may still listen. False: it could not be found out.
+        The streams to look at next: those in doubt first, as they are told nothing meanwhile, and those that could not
+        be looked at before behind all others, so that none of these has to wait for them.
+        """
+        now = self._loop.time()
+        due = [
+            held
+            for held in self._held.values()
+            if (held.doubt or held.checked_at <= now - CHECK_INTERVAL) and held.failed_at <= now - TICK / 2
+        ]
+        return heapq.nsmallest(CHECKED_AT_ONCE, due, key=lambda held: (held.failed_at, not held.doubt))
+
+    async def _check(self, some: Sequence[Held]) -> list[BaseException]:
+        """
+        Look whether these may still listen, and return what went wrong with those of which it could not be found out.
         """
         doubts = [held.doubt for held in some]
         now = self._loop.time()
         verdicts = await asyncio.gather(
             *(held.check(held.stream, held.credentials) for held in some), return_exceptions=True
         )
-        failed: BaseException | None = None
+        failed, is_new = [], False
         for held, doubt, verdict in zip(some, doubts, verdicts, strict=True):
             if isinstance(verdict, BaseException):
-                failed = verdict
-                continue
-            held.checked_at = now + random.uniform(0, CHECK_INTERVAL / 4)  # noqa: S311  # so that not all come at once
-            if verdict is None:
+                failed.append(verdict)
+                is_new = is_new or held.failed_at == float("-inf")
+                held.failed_at = self._loop.time()
+            else:
+                held.failed_at = float("-inf")
+                held.checked_at = now + random.uniform(0, CHECK_INTERVAL / 4)  # noqa: S311  # not all at once
+                self._judge(held, doubt, verdict)
+        # What goes on failing is said once.
+        if is_new:
+            logger.warning(
+                "It could not be looked at whether %d streams may still listen (%s)",
+                len(failed),
+                type(failed[-1]).__name__,
+            )
+        return failed
+
+    def _judge(self, held: Held, doubt: int, verdict: Verdict | None) -> None:
+        if verdict is None:
+            held.stream.end("revoked")
+            held.doubt = 0
+            return
+        held.stream.expire_in(verdict.expires_in)
+        lost = [topic for topic in held.stream.topics if topic not in verdict.topics]
+        if lost:
+            self._drop(held.stream, lost)
+            if not held.stream.topics:
                 held.stream.end("revoked")
-                held.doubt = 0
-                continue
-            held.stream.expire_in(verdict.expires_in)
-            lost = [topic for topic in held.stream.topics if topic not in verdict.topics]
-            if lost:
-                self._drop(held.stream, lost)
-                if not held.stream.topics:
-                    held.stream.end("revoked")
-            # Another order may have come since.
-            if held.doubt == doubt:
-                held.doubt = 0
-                held.stream.resume()
-        if failed is not None:
-            logger.warning("It could not be looked at whether streams may still listen (%s)", type(failed).__name__)
-        return failed is None
+        # Another order may have come since.
+        if held.doubt == doubt:
+            held.doubt = 0
+            held.stream.resume()
 
     # From time to time
 
     async def _run(self, beat: Beat) -> None:
-        while beat is self._beat:
+        while True:
             await asyncio.sleep(TICK)
+            if beat is not self._beat:
+                return
             deliveries = self._deliveries()
             seen = await beat.look(
                 awaited=list(self._handovers.keys), released=list(self._unreleased), deliveries=deliveries
@@ -354,16 +388,22 @@ class Node:
             for key, delivery in deliveries.items():
                 if (held := self._held.get(key)) is not None:
                     held.recorded = delivery.total
-            self._unreleased.difference_update(seen.released)
-            for key in seen.ended:
-                self._handovers.ended(key)
-            for key, what in seen.orders:
-                if (held := self._held.get(key)) is not None:
-                    self._obey(held, what)
+            self._note(seen)
             if not seen.is_alive:
                 self._fall()
                 return
             self._check_soon()
+
+    def _note(self, seen: Seen) -> None:
+        self._unreleased.difference_update(seen.released)
+        for key in seen.ended:
+            self._handovers.ended(key)
+        for key, what in seen.orders:
+            if (held := self._held.get(key)) is not None:
+                self._obey(held, what)
+            elif key not in self._leaving and key not in self._unreleased:
+                # It is let in, and on its way here; an order to check stands on its row no more.
+                _remember(self._early, key, what)
 
     def _deliveries(self) -> dict[int, Delivery]:
         found: dict[int, Delivery] = {}
@@ -393,11 +433,13 @@ class Node:
         return task
 
 
-def _remember(memory: dict[int, Any], key: int, value: Any) -> None:
+def _remember(memory: dict[int, _T], key: int, value: _T) -> _T | None:
+    """
+    Keep a value, and return the oldest one if it had to go.
+    """
     memory.pop(key, None)
     memory[key] = value
-    if len(memory) > EARLY:
-        del memory[next(iter(memory))]
+    return memory.pop(next(iter(memory))) if len(memory) > EARLY else None
 
 
 def _admit(candidates: Sequence[Candidate]) -> Sequence[Outcome | Exception]:

@@ -43,17 +43,15 @@ def beat(node: str) -> bool:
 
 def orders_for(node: str) -> list[Order]:
     """
-    The orders that stand on a node's streams. An order to check stands no more when this has returned it.
+    The orders that stand on a node's streams. Those to check are to be taken off the rows then: see ``take_checks``.
     """
     rows = LiveStream.objects.using(_using()).filter(
         node=node, state__in=(LiveStream.State.CHECK, LiveStream.State.ENDING)
     )
-    orders = [
+    return [
         (key, CHECK if state == LiveStream.State.CHECK else reason)
         for key, state, reason in rows.order_by().values_list("pk", "state", "reason")
     ]
-    take_checks([key for key, what in orders if what == CHECK])
-    return orders
 
 
 def unwanted(node: str) -> list[int]:

@@ -10,7 +10,7 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -174,10 +174,12 @@ class Stream:
         """
         Wait, before the stream is served, for so long or until it ends; whether it did.
         """
-        if self.reason is None:
+        deadline = self._loop.time() + seconds
+        while self.reason is None and (left := deadline - self._loop.time()) > 0:
+            # What is to be told wakes it too.
             self._waiter = self._loop.create_future()
             try:
-                await asyncio.wait([self._waiter], timeout=seconds)
+                await asyncio.wait([self._waiter], timeout=left)
             finally:
                 self._waiter = None
         return self.reason is not None
@@ -196,11 +198,17 @@ class Stream:
             self._is_held = False
             self.wake()
 
-    def forget(self, topic: Topic) -> None:
+    def lose(self, lost: Collection[Topic]) -> None:
         """
-        Don't tell of ``topic``, if it is still to be told.
+        Hear no more of these topics, and don't tell of them if they are still to be told.
         """
-        self._pending.pop(topic, None)
+        for topic in lost:
+            self._pending.pop(topic, None)
+        gone = set(lost)
+        self.topics = tuple(topic for topic in self.topics if topic not in gone)
+        if self.filter is not None:
+            # All that is acknowledged is delivered.
+            self.filter = Filter.of(self.topics)
 
     def expire_in(self, seconds: float | None) -> None:
         """

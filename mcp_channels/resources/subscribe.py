@@ -39,10 +39,10 @@ async def allowed(
 async def _ask(hook: CanSubscribe, principal: Principal, uris: Collection[str]) -> set[str]:
     asked = list(uris)
     if iscoroutinefunction(hook):
-        answers: list[object] = [hook(principal, uri) for uri in asked]
+        answers = _ask_all(hook, principal, asked)
     else:
         answers = await database_sync_to_async(_ask_all)(hook, principal, asked)
-    awaited = [answer for answer in answers if inspect.isawaitable(answer)]
+    awaited = [_wait_for(answer) for answer in answers if inspect.isawaitable(answer)]
     results = iter(await asyncio.gather(*awaited, return_exceptions=True))
     answers = [next(results) if inspect.isawaitable(answer) else answer for answer in answers]
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -50,14 +50,32 @@ async def _ask(hook: CanSubscribe, principal: Principal, uris: Collection[str]) 
         logger.error(
             "can_subscribe failed for %d of %d URIs; they are left out", len(failures), len(asked), exc_info=failures[0]
         )
-    return {uri for uri, answer in zip(asked, answers, strict=True) if answer and not isinstance(answer, BaseException)}
+    return {uri for uri, answer in zip(asked, answers, strict=True) if answer is True}
 
 
 def _ask_all(hook: CanSubscribe, principal: Principal, uris: Sequence[str]) -> list[object]:
+    """
+    For each URI: True or False, what is to be waited for, or the exception that came of it.
+    """
     answers: list[object] = []
     for uri in uris:
         try:
-            answers.append(hook(principal, uri))
+            answer = hook(principal, uri)
+            # To look at an answer may be work of its own: a queryset asks the database.
+            answers.append(answer if inspect.isawaitable(answer) else _judge(answer))
         except Exception as error:  # a project's own rule may fail; it is logged by the caller
             answers.append(error)
     return answers
+
+
+async def _wait_for(answer: Awaitable[object]) -> bool:
+    return _judge(await answer)
+
+
+def _judge(answer: object) -> bool:
+    # These are true, and no answer: somebody forgot an ``await``, or a ``raise``.
+    if inspect.isawaitable(answer) or inspect.isasyncgen(answer) or isinstance(answer, BaseException):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise TypeError("can_subscribe must return a boolean, or something that gives one when it is awaited")
+    return bool(answer)

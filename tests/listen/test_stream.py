@@ -340,3 +340,24 @@ async def test_a_receiver_that_raises_does_no_harm():
     finally:
         for signal in (signals.stream_started, signals.stream_stopped):
             signal.disconnect(receiver)
+
+
+async def test_a_wait_is_not_cut_short_by_what_is_to_be_told():
+    stream = make()
+    waiting = asyncio.create_task(stream.ends_within(0.2))
+    started = asyncio.get_running_loop().time()
+    await settle()
+    mark(stream, TOOLS)
+    async with asyncio.timeout(5):
+        assert not await waiting
+    assert asyncio.get_running_loop().time() - started >= 0.2
+
+
+async def test_a_wait_is_over_when_the_stream_ends():
+    stream = make()
+    waiting = asyncio.create_task(stream.ends_within(60))
+    await settle()
+    stream.end("client_closed")
+    async with asyncio.timeout(5):
+        assert await waiting
+        assert await stream.ends_within(60)
