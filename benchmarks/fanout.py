@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.client import BenchmarkError, Client
-from tests.support.processes import Redis, Server
+from tests.support.processes import Postgres, Redis, Server
 from tests.support.project import Project
 
 WARM_UP: Final = 8
@@ -178,11 +178,14 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
     room = options.streams + 2 * WARM_UP
     with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
         directory = Path(name)
+        (directory / "postgres").mkdir()
         redis = Redis(directory) if options.redis else None
+        postgres = Postgres(directory / "postgres") if options.postgres else None
         env = {
             "MCP_CHANNELS_JSON": json.dumps({"MAX_STREAMS": room}),
             "BENCHMARK_MAX_SUBSCRIPTIONS": str(room),
             "REDIS_URL": redis.url if redis is not None else "",
+            **({} if postgres is None else {"DATABASE_URL": postgres.create("benchmark")}),
             # Neither project's own environment is to change what is measured.
             "CHANNEL_LAYER_BACKEND": "",
             "CHANNEL_LAYER_CONFIG": "",
@@ -206,6 +209,8 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
             project.stop()
             if redis is not None:
                 redis.stop()
+            if postgres is not None:
+                postgres.stop()
 
 
 def _seed(project: Project, principals: int, notes: int, max_streams: int) -> list[str]:
@@ -314,6 +319,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--principals", type=int, default=1, help="principals, and tokens, that share our streams")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that opening, or one round, may take")
     parser.add_argument("--redis", action="store_true", help="ours over Redis instead of the in-memory layer")
+    parser.add_argument("--postgres", action="store_true", help="ours on PostgreSQL instead of SQLite")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.add_argument(
         "--check", action="store_true", help="fail unless ours beats the SDK by what the project promises"

@@ -89,9 +89,11 @@ class MCPConsumer(AsyncConsumer):
         del scope
         try:
             listener = await exchange.answer()
-            # What the request brought is let go of here: a stream may be open for hours.
             if listener is not None:
-                await exchange.serve(listener)
+                serving = exchange.serve(listener)
+                # What the request brought is let go of here: a stream may be open for hours.
+                del listener
+                await serving
         except Refusal as refusal:
             await exchange.refuse(refusal)
         except ClientGoneError:

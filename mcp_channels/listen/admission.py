@@ -290,6 +290,8 @@ class _Batch:
         for index in admitted:
             row = rows[index] = self.candidates[index].row
             row.principal_id = self.owners[index].pk
+            # An attempt that was rolled back may have left its mark.
+            row.pk, row.state, row.reason = None, LiveStream.State.OPEN, ""
             if index in superseded:
                 row.state, row.reason = LiveStream.State.ENDING, "superseded"
         if connections[self.using].features.can_return_rows_from_bulk_insert:

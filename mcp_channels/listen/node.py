@@ -136,6 +136,9 @@ class Node:
             NotAdmittedError: the principal may hold no stream.
             Exception: whatever keeps it from being looked at who is calling, where that is in doubt.
         """
+        if held.stream.reason is not None:
+            # The client has left, or the process ends: nobody is superseded for it.
+            return False
         outcome = await self._admit(candidate)
         if isinstance(outcome, Delay):
             if await held.stream.ends_within(outcome.seconds):
