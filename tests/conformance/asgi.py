@@ -5,13 +5,20 @@ By hand: ``uvicorn tests.conformance.asgi:application`` in the repository's root
 """
 
 import os
+from threading import Thread
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
+from django.core.management import call_command
 from django.urls import path, re_path
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.conformance.settings")
 django_application = get_asgi_application()
+
+# The database is new. A server may import this module on its event loop, where Django lets nobody use it.
+_migrating = Thread(target=call_command, args=["migrate"], kwargs={"verbosity": 0})
+_migrating.start()
+_migrating.join()
 
 # Models may be imported once Django is set up. The fixtures register themselves with the server.
 from mcp_channels import MCPConsumer  # noqa: E402

@@ -34,7 +34,7 @@ def suite() -> Suite:
     ],
 )
 def test_every_check_of_the_official_suite_succeeds(suite: Suite, tmp_path: Path, kind: str, arguments: Sequence[str]):
-    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.conformance.settings"}
+    env = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.conformance.settings", "TMPDIR": str(tmp_path)}
     server = Server(
         kind,
         env=env,

@@ -227,10 +227,12 @@ async def test_a_full_process_answers_503_and_ends_nobody(limited, kind):
 
 async def test_keep_alives_and_notifications_never_mix(limited):
     project, server = limited("uvicorn", KEEP_ALIVE_INTERVAL=0.001, MAX_STREAM_LIFETIME=4)
-    async with listening(server.port, {"toolsListChanged": True}, token=project.token()) as stream:
+    token, worker = project.token(), project.new_worker()
+    worker.run("result = None")
+    async with listening(server.port, {"toolsListChanged": True}, token=token) as stream:
         publishing = asyncio.create_task(
             asyncio.to_thread(
-                project.new_worker().run,
+                worker.run,
                 "import time\nfor _ in range(1000):\n  notify.notify_tools_changed()\n  time.sleep(0.001)",
             )
         )
