@@ -221,7 +221,9 @@ class _Batch:
         rows = Principal.objects.using(self.using).filter(pk__in=keys)
         stale = [key for key, owner in self.principals.items() if _is_stale(owner)]
         # What was loaded before may be old: a principal that was deactivated meanwhile holds no stream.
-        if connections[self.using].features.has_select_for_update:
+        # A write locks as well; of several rows it would not take them in order.
+        is_written = len(stale) == len(keys) == 1 or not connections[self.using].features.has_select_for_update
+        if not is_written:
             active = dict(rows.select_for_update().order_by("pk").values_list("pk", "is_active"))
             if stale:
                 rows.filter(pk__in=stale).update(last_listened_at=Now())

@@ -95,7 +95,7 @@ class Response:
         """
         async with asyncio.timeout(timeout):
             while True:
-                frame = await self.frame()
+                frame = await self.frame(timeout)
                 if frame.startswith(b":"):
                     self.comments += 1
                     continue
@@ -114,14 +114,14 @@ class Response:
             return
         raise AssertionError(f"expected nothing, got {message}")
 
-    async def ending(self) -> list[dict[str, Any]]:
+    async def ending(self, timeout: float = DEADLINE) -> list[dict[str, Any]]:
         """
         What is left up to the end of the body.
         """
         messages = []
         try:
             while True:
-                messages.append(await self.message())
+                messages.append(await self.message(timeout))
         except Ended:
             return messages
 
