@@ -11,6 +11,7 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib.auth import get_user_model
+from django.db import transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_save, pre_delete
 
@@ -57,11 +58,13 @@ def _check(principals: Iterable[int | None]) -> None:
     orders.check({key for key in principals if key is not None})
 
 
-def _principal_saved(*, instance: Principal, created: bool, raw: bool, **kwargs: Any) -> None:
+def _principal_saved(*, instance: Principal, created: bool, raw: bool, using: str, **kwargs: Any) -> None:
     if created or raw:
         return
     if not instance.is_active:
-        orders.disconnect(LiveStream.objects.filter(principal=instance.pk))
+        streams = LiveStream.objects.filter(principal=instance.pk)
+        # As for a check, no stream's row is locked before the commit.
+        transaction.on_commit(lambda: orders.disconnect(streams), using=using, robust=True)
     # And those that are being let in just now, whose rows aren't there yet.
     _check([instance.pk])
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from channels.db import DatabaseSyncToAsync
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from mcp_channels.listen import registry
 from mcp_channels.listen.orders import CHECK, Order
@@ -52,6 +52,9 @@ class Seen(NamedTuple):
     released: Sequence[int]
     """The rows that were deleted."""
 
+    is_recorded: bool = True
+    """Whether it is written what streams have delivered."""
+
 
 class Beat:
     """
@@ -68,8 +71,6 @@ class Beat:
         self._forgot_at = now - FORGET_INTERVAL
         self._steady_since: float | None = now
         self._failures = 0
-        # What a look found before it failed: an order to check is found once.
-        self._found: dict[int, str] = {}
 
     async def look(
         self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
@@ -111,20 +112,25 @@ class Beat:
             is_alive = registry.beat(self.node)
             self._beat_at = now
             self._steady_since = now if self._steady_since is None else self._steady_since
-        found = self._found
-        found.update(registry.orders_for(self.node))
-        registry.take_checks([key for key, what in found.items() if what == CHECK])
+        found = registry.orders_for(self.node)
         if now - self._swept_at >= SWEEP_INTERVAL:
-            found.update((key, "revoked") for key in registry.unwanted(self.node))
+            found.extend((key, "revoked") for key in registry.unwanted(self.node))
         there = registry.still_there(awaited) if awaited else set()
-        if released:
-            registry.release(released)
-        if deliveries:
-            registry.record(deliveries)
-        if is_alive:
-            self._clean_up(now)
-        self._found = {}
-        return Seen(is_alive, list(found.items()), [key for key in awaited if key not in there], released)
+        ended = [key for key in awaited if key not in there]
+        try:
+            # Last, as somebody may hold the rows.
+            registry.take_checks([key for key, what in found if what == CHECK])
+            if released:
+                with registry.impatient():
+                    registry.release(released)
+            if deliveries:
+                registry.record(deliveries)
+            if is_alive:
+                self._clean_up(now)
+        except DatabaseError as error:  # an outage shows at the next look, and all of this is tried again
+            logger.debug("A node could not write all that it has to: %r", error)
+            return Seen(is_alive, found, ended, [], is_recorded=False)
+        return Seen(is_alive, found, ended, released)
 
     def _clean_up(self, now: float) -> None:
         # After an outage of the database all nodes look dead for a moment: who had one itself waits for their beats.

@@ -388,7 +388,7 @@ class Node:
             )
             if seen is None or beat is not self._beat:
                 continue
-            for key, delivery in deliveries.items():
+            for key, delivery in deliveries.items() if seen.is_recorded else ():
                 if (held := self._held.get(key)) is not None:
                     held.recorded = delivery.total
             self._note(seen)

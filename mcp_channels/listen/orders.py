@@ -57,11 +57,17 @@ def check(principals: Collection[int]) -> None:
     """
     using = router.db_for_write(LiveStream)
     rows = LiveStream.objects.using(using).filter(state=LiveStream.State.OPEN)
-    with transaction.atomic(using=using):
-        for some in _portions(sorted(principals)):
-            rows.filter(principal__in=some).update(state=LiveStream.State.CHECK)
-    if principals:
-        transaction.on_commit(lambda: publisher.tell(_checks(sorted(principals))), using=using, robust=True)
+    keys = sorted(principals)
+
+    def order() -> None:
+        with transaction.atomic(using=using):
+            for some in _portions(keys):
+                rows.filter(principal__in=some).update(state=LiveStream.State.CHECK)
+        publisher.tell(_checks(keys))
+
+    if keys:
+        # Nothing is written before: a transaction may last, and the node would have to wait for its locks.
+        transaction.on_commit(order, using=using, robust=True)
 
 
 def send(orders: Iterable[Order]) -> None:

@@ -2,11 +2,12 @@
 What the nodes write in the database about themselves and their streams, and read there. Every function blocks.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, NamedTuple
 
-from django.db import connections, router
+from django.db import connections, router, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -15,6 +16,10 @@ from mcp_channels.models import DEAD_AFTER, LiveStream, Node, Principal
 
 FORGET_AFTER: Final = timedelta(hours=1)
 """How long an anonymous caller's principal is kept after its last listen."""
+
+
+LOCK_TIMEOUT: Final = 500
+"""Milliseconds for which a node waits for a row."""
 
 
 class Delivery(NamedTuple):
@@ -32,6 +37,21 @@ def register(node: Node) -> None:
     Write a node's row.
     """
     node.save(using=_using(), force_insert=True)
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """
+    A transaction that fails where it would have to wait for a row which a transaction of the project holds: that one
+    may last. On PostgreSQL; other databases give up by themselves.
+    """
+    connection = connections[_using()]
+    with transaction.atomic(using=connection.alias):
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                # For this transaction alone: a connection may be a pool's.
+                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT}")
+        yield
 
 
 def beat(node: str) -> bool:
@@ -69,7 +89,8 @@ def take_checks(keys: Collection[int]) -> None:
     """
     if keys:
         streams = LiveStream.objects.using(_using()).filter(pk__in=keys, state=LiveStream.State.CHECK)
-        streams.update(state=LiveStream.State.OPEN)
+        with impatient():
+            streams.update(state=LiveStream.State.OPEN)
 
 
 def still_there(keys: Collection[int]) -> set[int]:
@@ -108,7 +129,7 @@ def record(deliveries: Mapping[int, Delivery]) -> None:
     rows = [
         (item.total, adapt(now - timedelta(seconds=item.seconds_ago)), key) for key, item in sorted(deliveries.items())
     ]
-    with connection.cursor() as cursor:
+    with impatient(), connection.cursor() as cursor:
         cursor.executemany(f"UPDATE {table} SET delivered = %s, last_delivery_at = %s WHERE id = %s", rows)  # noqa: S608  # the name is the model's own
 
 
@@ -117,7 +138,10 @@ def sweep(node: str) -> int:
     Delete the rows of nodes that died, and of their streams. Returns how many nodes there were.
     """
     dead = Node.objects.using(_using()).exclude(pk=node).filter(seen_at__lt=Now() - DEAD_AFTER)
-    return dead.delete()[1].get(Node._meta.label, 0)
+    if not dead.exists():
+        return 0
+    with impatient():
+        return dead.delete()[1].get(Node._meta.label, 0)
 
 
 def forget() -> None:
@@ -134,7 +158,8 @@ def forget() -> None:
     )
     keys = list(forgotten.values_list("pk", flat=True)[:PORTION])
     if keys:
-        forgotten.filter(pk__in=keys).delete()
+        with impatient():
+            forgotten.filter(pk__in=keys).delete()
 
 
 def _using() -> str:

@@ -79,6 +79,19 @@ def test_an_order_waits_for_the_commit(make, told):
     assert [message["type"] for message in told] == [topics.ORDERS] * 2
 
 
+def test_a_look_is_ordered_of_the_streams_that_there_are_at_the_commit(make, told):
+    """
+    No row is written, and so locked, before; and one that was let in meanwhile is not forgotten.
+    """
+    principal = Principal.objects.create(name="alice")
+    make(principal=principal)
+    with transaction.atomic():
+        orders.check([principal.pk])
+        assert LiveStream.objects.get().state == "open"
+        make(principal=principal)
+    assert list(LiveStream.objects.values_list("state", flat=True)) == ["check", "check"]
+
+
 def test_an_order_vanishes_with_its_transaction(make, told):
     principal = Principal.objects.create(name="alice")
     make(principal=principal)
