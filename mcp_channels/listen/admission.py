@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
-from django.db import OperationalError, connections, models, router, transaction
+from django.db import IntegrityError, OperationalError, connections, models, router, transaction
 from django.db.models import Count, Q
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -116,8 +116,8 @@ Outcome = Admission | Delay | Exception
 
 def admit(candidates: Sequence[Candidate], *, default_cap: int) -> list[Outcome]:
     """
-    Decide on candidates, in the order in which they came. An outcome is an ``Admission``, a ``Delay``, or a
-    ``NotAdmittedError``. Blocks.
+    Decide on candidates, in the order in which they came. An outcome is an ``Admission``, a ``Delay``, a
+    ``NotAdmittedError``, or the database's word that what the candidate rests on is gone. Blocks.
     """
     using = router.db_for_write(LiveStream)
     for attempt in range(1, ATTEMPTS + 1):
@@ -128,7 +128,19 @@ def admit(candidates: Sequence[Candidate], *, default_cap: int) -> list[Outcome]
         except (OperationalError, _VanishedError):
             if attempt == ATTEMPTS or connections[using].in_atomic_block:
                 raise
+        except IntegrityError:
+            if len(candidates) == 1:
+                raise
+            # A token that one of them showed was deleted meanwhile: that is no trouble of the others.
+            return [_admit_alone(candidate, default_cap) for candidate in candidates]
     raise AssertionError("not reached")  # the last attempt returns or raises
+
+
+def _admit_alone(candidate: Candidate, default_cap: int) -> Outcome:
+    try:
+        return admit([candidate], default_cap=default_cap)[0]
+    except IntegrityError as error:
+        return error
 
 
 def _owners(candidates: Iterable[Candidate], using: str) -> list[Principal]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 from asgiref.sync import sync_to_async
-from django.db import OperationalError
+from django.db import IntegrityError, OperationalError
 
 from mcp_channels import topics
 from mcp_channels.listen import admission, node as node_module, orders, registry
@@ -20,7 +20,7 @@ from mcp_channels.listen.beat import Beat
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub
 from mcp_channels.listen.node import Held, Verdict
-from mcp_channels.models import LiveStream, Node, Principal
+from mcp_channels.models import AccessToken, LiveStream, Node, Principal
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import TOOLS, resource
 from tests.listen.test_hub import Layer, until
@@ -564,6 +564,27 @@ async def test_a_principal_that_is_deactivated_before_the_admission_is_refused(a
         assert isinstance(task.exception(), NotAdmittedError)
         assert str(task.exception()) == "This principal may hold no listen streams."
         assert one.socket.writes == []
+
+
+async def test_a_token_that_is_deleted_before_the_admission_costs_no_other_stream(alice, gate):
+    held = gate(is_before=True)
+    bob = await Principal.objects.acreate(name="bob")
+    token, _ = await sync_to_async(AccessToken.objects.issue)(alice)
+    async with running() as hub, hub.opening(bob) as (_, _), AsyncExitStack() as stack:
+        await held.reached()
+        # What comes now is let in together.
+        one, task = await stack.enter_async_context(hub.opening(alice))
+        one.candidate.row.token = token
+        others = [await stack.enter_async_context(hub.opening(who)) for who in (alice, bob)]
+        await until(lambda: all(item.stream in hub.streams for item, _ in [(one, task), *others]))
+        await settle()
+        await elsewhere(lambda: AccessToken.objects.all().delete())
+        held.open.set()
+        await asyncio.wait([task], timeout=5)
+        assert isinstance(task.exception(), IntegrityError)
+        for other, _ in others:
+            await until(lambda other=other: other.socket.frames)
+            assert other.acknowledged == {"resourceSubscriptions": ["a", "b"]}
 
 
 @pytest.mark.parametrize("is_before", [True, False])
