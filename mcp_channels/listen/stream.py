@@ -261,6 +261,7 @@ class Stream:
         """
         assert self.filter is not None  # a stream is served once
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        self._begin(self._loop.time())
         kinds = self.filter.kinds()
         acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
         self.filter = None
@@ -289,6 +290,14 @@ class Stream:
             self._pending.clear()
             if started:
                 self._report(kinds)
+
+    def _begin(self, now: float) -> None:
+        """
+        Count from here: being let in may take some time, which isn't the stream's.
+        """
+        if self._lasts_until is not None:
+            self._lasts_until += now - self._opened_at
+        self._opened_at = self._idle_since = self._silent_since = now
 
     async def _pump(self, write: Write) -> None:
         while self.reason is None:
