@@ -72,6 +72,13 @@ class Beat:
         self._steady_since: float | None = now
         self._failures = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """
+        Whether the last look did not reach the database.
+        """
+        return self._failures > 0
+
     async def look(
         self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
     ) -> Seen | None:
