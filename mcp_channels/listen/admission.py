@@ -29,7 +29,10 @@ INTERVAL: Final = timedelta(seconds=1)
 """The time between two admissions of a paced principal."""
 
 ALLOWANCE: Final = timedelta(seconds=8)
-"""What a principal may take in advance: so many admissions, of ``INTERVAL`` each, before it is paced."""
+"""
+What a principal may take in advance: so many admissions, of ``INTERVAL`` each, before it is paced. Whose cap is larger
+may take that many: all its streams may have been cut off at once, and come again.
+"""
 
 LONGEST_DELAY: Final = timedelta(seconds=5)
 """The most that an admission is made to wait."""
@@ -290,8 +293,9 @@ class _Batch:
             return None
         now, until = self.paced[owner]
         ahead = max(until - now, timedelta(0)) if until is not None else timedelta(0)
-        self.paced[owner] = (now, now + min(ahead, ALLOWANCE + LONGEST_DELAY) + INTERVAL)
-        wait = min(ahead - ALLOWANCE, LONGEST_DELAY)
+        allowance = max(ALLOWANCE, self.caps[owner] * INTERVAL)
+        self.paced[owner] = (now, now + min(ahead, allowance + LONGEST_DELAY) + INTERVAL)
+        wait = min(ahead - allowance, LONGEST_DELAY)
         return Delay(wait.total_seconds()) if wait > timedelta(0) else None
 
     def _write_pacing(self) -> None:

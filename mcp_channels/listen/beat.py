@@ -29,6 +29,9 @@ HEARTBEAT: Final = 5.0
 SWEEP_INTERVAL: Final = 2.5
 """Seconds between two looks for dead nodes, and for streams whose principal or token is none any more."""
 
+LATE: Final = 2 * HEARTBEAT
+"""Seconds without a heartbeat after which a node was held up itself, and doesn't judge others."""
+
 FORGET_INTERVAL: Final = 300.0
 """Seconds between two looks for anonymous callers to forget."""
 
@@ -72,6 +75,13 @@ class Beat:
         self._steady_since: float | None = now
         self._failures = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """
+        Whether the last look did not reach the database.
+        """
+        return self._failures > 0
+
     async def look(
         self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
     ) -> Seen | None:
@@ -109,9 +119,12 @@ class Beat:
         now = time.monotonic()
         is_alive = True
         if now - self._beat_at >= HEARTBEAT or self._steady_since is None:
-            is_alive = registry.beat(self.node)
+            silence = registry.beat(self.node)
+            is_alive = silence is not None
             self._beat_at = now
-            self._steady_since = now if self._steady_since is None else self._steady_since
+            later = time.monotonic()
+            if self._steady_since is None or (silence or 0.0) + later - now >= LATE:
+                self._steady_since = later
         found = registry.orders_for(self.node)
         if now - self._swept_at >= SWEEP_INTERVAL:
             found.extend((key, "revoked") for key in registry.unwanted(self.node))
@@ -133,7 +146,8 @@ class Beat:
         return Seen(is_alive, found, ended, released)
 
     def _clean_up(self, now: float) -> None:
-        # After an outage of the database all nodes look dead for a moment: who had one itself waits for their beats.
+        # After an outage of the database, or a sleep of the host, all nodes look dead for a moment: who had one itself
+        # waits for their beats.
         is_steady = self._steady_since is not None and now - self._steady_since >= DEAD_AFTER.total_seconds()
         self._swept_at = self._every(
             SWEEP_INTERVAL, self._swept_at, now, lambda: is_steady and registry.sweep(self.node)

@@ -241,7 +241,7 @@ class Hub:
             for stream in list(self.streams):
                 due = min(due, stream.tick(now))
             self._collect_idle(now)
-            if self.streams or self._entries or self.draining:
+            if self.streams or self._entries or self.draining or self.node.owes:
                 self._last_used = now
             elif now - self._last_used >= LINGER:
                 self._retire()

@@ -219,6 +219,13 @@ class Node:
         await asyncio.wait([self._leave(held.key)], timeout=RELEASE_TIMEOUT)
         held.key = None
 
+    @property
+    def owes(self) -> bool:
+        """
+        Whether rows are left to be deleted which the database does not take yet.
+        """
+        return self._beat is not None and bool(self._leaving or self._unreleased or self._beat.is_failing)
+
     def _leave(self, key: int) -> "asyncio.Task[None]":
         self._leaving.add(key)
         return self._start(self._delete_row(key), "release")

@@ -54,11 +54,17 @@ def impatient() -> Iterator[None]:
         yield
 
 
-def beat(node: str) -> bool:
+def beat(node: str) -> float | None:
     """
-    Say that a node lives. False: it was taken for dead, and its row is gone.
+    Say that a node lives, and return for how many seconds it had not said so. None: it was taken for dead, and its row
+    is gone.
     """
-    return bool(Node.objects.using(_using()).filter(pk=node).update(seen_at=Now()))
+    rows = Node.objects.using(_using()).filter(pk=node)
+    row = rows.annotate(now=Now()).values_list("seen_at", "now").first()
+    if row is None or not rows.update(seen_at=Now()):
+        return None
+    seen_at, now = row
+    return float((now - seen_at).total_seconds())
 
 
 def orders_for(node: str) -> list[Order]:

@@ -158,6 +158,15 @@ def test_no_delay_is_longer_than_five_seconds_and_none_is_kept_for_long(alice, n
     assert alice.paced_until - timezone.now() <= most
 
 
+def test_all_streams_of_a_large_cap_may_be_cut_off_and_come_again(alice, node):
+    cap = 20
+    first = admit(*(candidate(alice, node) for _ in range(cap)), cap=cap)
+    again = [admit(candidate(alice, node), cap=cap)[0] for _ in range(cap)]
+    assert [outcome.displaced[0].key for outcome in again] == [outcome.key for outcome in first]
+    [outcome] = admit(*(candidate(alice, node) for _ in range(cap)), cap=cap)[-1:]
+    assert isinstance(outcome, Delay)
+
+
 def test_superseding_streams_that_lived_is_free(alice, node):
     for _ in range(20):
         [outcome] = admit(candidate(alice, node), cap=1)

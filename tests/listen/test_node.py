@@ -326,6 +326,30 @@ async def test_a_row_that_could_not_be_deleted_is_deleted_later(alice, monkeypat
         assert await LiveStream.objects.acount() == 0
 
 
+async def test_a_node_does_not_go_before_its_rows(alice, monkeypatch, no_beat):
+    """
+    A hub without streams retires; nobody would delete what the database does not take.
+    """
+
+    def down(keys):
+        raise OperationalError("down")
+
+    monkeypatch.setattr("mcp_channels.listen.hub.LINGER", 0.3)
+    async with running() as hub:
+        with monkeypatch.context() as patch:
+            patch.setattr(registry, "release", down)
+            async with hub.open_stream(alice):
+                pass
+            assert hub.node.owes
+            await until(lambda: not hub._entries)
+            hub._last_used -= 10
+            with pytest.raises(TimeoutError):
+                await until(lambda: Hub.current(hub.layer) is not hub, timeout=1)
+        hub.node._unreleased.clear()
+        await until(lambda: Hub.current(hub.layer) is not hub)
+        await until(lambda: not hub.node._tasks)
+
+
 # Looks
 
 
