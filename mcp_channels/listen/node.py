@@ -109,6 +109,7 @@ class Node:
         """Whether the process is shutting down: with its last stream the node's row goes."""
         self._admissions: Batcher[Candidate, Outcome] = Batcher(_admit, abandoned=self._give_up)
         self._releases: Batcher[int, None] = Batcher(_release)
+        self._admitting = 0
         self._registering = asyncio.Lock()
         self._row: NodeRow | None = None
         self._beat: Beat | None = None
@@ -154,8 +155,12 @@ class Node:
         return True
 
     async def _admit(self, candidate: Candidate) -> Any:
-        candidate.row.node_id = await self._register() if self._row is None else self._row.pk
-        return await self._admissions.call(candidate)
+        self._admitting += 1
+        try:
+            candidate.row.node_id = await self._register() if self._row is None else self._row.pk
+            return await self._admissions.call(candidate)
+        finally:
+            self._admitting -= 1
 
     def _give_up(self, outcome: Outcome) -> None:
         """
@@ -215,8 +220,10 @@ class Node:
         if held.is_ordered:
             self._handovers.ended(held.key)
             orders.send([(held.key, ENDED)])
+        # A server that cancels its requests may end without draining first.
+        leaving = self._leave(held.key, is_shutdown=held.stream.reason == "shutdown")
         # The wait is only for a process that is about to end.
-        await asyncio.wait([self._leave(held.key)], timeout=RELEASE_TIMEOUT)
+        await asyncio.wait([leaving], timeout=RELEASE_TIMEOUT)
         held.key = None
 
     @property
@@ -226,11 +233,14 @@ class Node:
         """
         return self._beat is not None and bool(self._leaving or self._unreleased or self._beat.is_failing)
 
-    def _leave(self, key: int) -> "asyncio.Task[None]":
+    def _leave(self, key: int, *, is_shutdown: bool = False) -> "asyncio.Task[None]":
+        """
+        Delete a stream's row; at a shutdown, with the last one the node's as well.
+        """
         self._leaving.add(key)
-        return self._start(self._delete_row(key), "release")
+        return self._start(self._delete_row(key, is_shutdown=is_shutdown), "release")
 
-    async def _delete_row(self, key: int) -> None:
+    async def _delete_row(self, key: int, *, is_shutdown: bool) -> None:
         try:
             await self._releases.call(key)
         except Exception as error:  # the database is down: the beat tries again
@@ -238,7 +248,7 @@ class Node:
             self._unreleased.add(key)
         finally:
             self._leaving.discard(key)
-        if self.draining and not self._held and not self._leaving:
+        if (is_shutdown or self.draining) and not (self._held or self._leaving or self._admitting):
             await self._unregister()
 
     async def close(self) -> None:
