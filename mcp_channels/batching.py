@@ -1,12 +1,12 @@
 """
-Calls of a blocking function that wait together are made together.
+Calls of a blocking function that wait together are made together; what is too much for one call is made in portions.
 
 What arrives while the database is busy with others is taken in one go, and hops to the database's thread once. Nothing
 is kept from one batch to the next.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,14 @@ LARGEST_BATCH: Final = 64
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+def portions(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    """
+    The items, in sequences of ``size`` of them; the last may be shorter.
+    """
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class Batcher(Generic[_Item, _Result]):

@@ -260,11 +260,17 @@ class LiveStreamQuerySet(models.QuerySet["LiveStream"]):
     Streams, by what may be said of them.
     """
 
+    def going_on(self) -> "LiveStreamQuerySet":
+        """
+        Those that are not being ended: they count under their principals' caps.
+        """
+        return self.filter(state__in=(LiveStream.State.OPEN, LiveStream.State.CHECK))
+
     def live(self) -> "LiveStreamQuerySet":
         """
         Those that are open: not being ended, and of a node that still lives.
         """
-        return self.exclude(state=LiveStream.State.ENDING).filter(node__seen_at__gt=Now() - DEAD_AFTER)
+        return self.going_on().filter(node__seen_at__gt=Now() - DEAD_AFTER)
 
 
 class LiveStream(models.Model):

@@ -81,6 +81,30 @@ def project(make_project, redis: Redis) -> Project:
     return make_project(REDIS_URL=redis.url)
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """
+    The messages of other kinds than changes that left, in order, in pytest's own process.
+    """
+    from mcp_channels.publisher import publisher
+
+    messages: list[object] = []
+    monkeypatch.setattr(publisher, "tell", messages.extend)
+    return messages
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """
+    The topics that were published, in order, in pytest's own process.
+    """
+    from mcp_channels.publisher import publisher
+
+    published: list[object] = []
+    monkeypatch.setattr(publisher, "publish", published.extend)
+    return published
+
+
 class Served:
     """
     A running server of the example project, with a principal who may read and write notes.

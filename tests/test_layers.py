@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
         "mcp",
         "mcp_types",
         "mcp_channels.auth",
+        "mcp_channels.batching",
         "mcp_channels.models",
         "mcp_channels.notify",
         "mcp_channels.resources",

@@ -14,16 +14,6 @@ from mcp_channels.publisher import publisher
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 
-@pytest.fixture
-def left(monkeypatch):
-    """
-    The topics that were published, in order.
-    """
-    published = []
-    monkeypatch.setattr(publisher, "publish", published.extend)
-    return published
-
-
 def test_each_function_publishes_its_topic(left):
     notify.notify_tools_changed()
     notify.notify_prompts_changed()

@@ -49,8 +49,6 @@ _WRITTEN: Final = frozenset(
 )
 """What is written of a new row; the database fills in the rest."""
 
-_LIVE: Final = (LiveStream.State.OPEN, LiveStream.State.CHECK)
-
 
 class NotAdmittedError(Exception):
     """
@@ -266,7 +264,8 @@ class _Batch:
             if self.outcomes[index] is None:
                 asked[owner.pk] = asked.get(owner.pk, 0) + 1
         held = dict(
-            self.streams.filter(principal__in=list(asked), state__in=_LIVE)
+            self.streams.going_on()
+            .filter(principal__in=list(asked))
             .order_by()
             .values_list("principal")
             .annotate(Count("pk"))
@@ -274,9 +273,7 @@ class _Batch:
         over = [key for key, count in asked.items() if held.get(key, 0) + count > self.caps[key]]
         live: dict[int, list[_Live]] = {key: [] for key in over}
         if any(held.get(key) for key in over):
-            streams = (
-                self.streams.filter(principal__in=over, state__in=_LIVE).order_by("pk").annotate(is_young=_is_young())
-            )
+            streams = self.streams.going_on().filter(principal__in=over).order_by("pk").annotate(is_young=_is_young())
             for owner_key, key, node, is_young in streams.values_list("principal", "pk", "node", "is_young"):
                 live[owner_key].append(_Live(key, node, bool(is_young)))
         if over:

@@ -10,10 +10,11 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from mcp_channels import layers, topics
+from mcp_channels.batching import portions
 from mcp_channels.topics import Topic
 
 FENCE: Final = "mcp_channels.fence"
@@ -302,7 +303,7 @@ class Membership:
         return [] if layers.is_bounded(self.layer) else [topic.group for topic in wanted]
 
     async def _add(self, groups: list[str]) -> None:
-        for some in _portions(groups):
+        for some in portions(groups, PORTION):
             async with asyncio.timeout(OPERATION_TIMEOUT):
                 await asyncio.gather(*(self.layer.group_add(group, self._channel) for group in some))
         # A layer may return from a join before the broker has heard of it, so see a message come through.
@@ -349,8 +350,3 @@ class Membership:
     def _retry_delay(self) -> float:
         delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
         return delay
-
-
-def _portions(groups: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(groups), PORTION):
-        yield groups[start : start + PORTION]

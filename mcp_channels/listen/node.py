@@ -19,7 +19,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from channels.db import database_sync_to_async
 
@@ -31,7 +31,7 @@ from mcp_channels.listen.beat import TICK, Beat, Seen
 from mcp_channels.listen.handover import Handovers
 from mcp_channels.listen.orders import CHECK, ENDED, RECEIVED
 from mcp_channels.listen.registry import Delivery
-from mcp_channels.listen.stream import Reason, Stream
+from mcp_channels.listen.stream import REASONS, Reason, Stream
 from mcp_channels.models import Node as NodeRow
 from mcp_channels.topics import Topic
 
@@ -263,16 +263,23 @@ class Node:
             await asyncio.wait(tasks)
 
     async def _unregister(self) -> None:
-        row, self._row = self._row, None
-        beat, self._beat = self._beat, None
-        if beat is not None:
-            beat.close()
+        row = self._let_go()
         if row is not None:
             try:
                 async with asyncio.timeout(RELEASE_TIMEOUT):
                     await database_sync_to_async(registry.unregister)(row.pk)
             except Exception as error:  # the database is down: another node sweeps the row away
                 logger.debug("A node's row could not be deleted: %r", error)
+
+    def _let_go(self) -> NodeRow | None:
+        """
+        Forget the row, which is returned, and end its heartbeat.
+        """
+        row, self._row = self._row, None
+        beat, self._beat = self._beat, None
+        if beat is not None:
+            beat.close()
+        return row
 
     # Orders
 
@@ -315,7 +322,7 @@ class Node:
         if what == CHECK:
             self._doubt(held)
             self._check_soon()
-        elif what in get_args(Reason):
+        elif what in REASONS:
             held.is_ordered = True
             held.stream.end(cast("Reason", what))
 
@@ -439,10 +446,7 @@ class Node:
         The others took this node for dead, and may have let other streams in for its own.
         """
         logger.error("This process did not reach the database for long and was taken for dead; its streams end")
-        self._row = None
-        if self._beat is not None:
-            self._beat.close()
-            self._beat = None
+        self._let_go()
         for held in list(self._held.values()):
             held.stream.end("server_error")
 
@@ -462,7 +466,7 @@ def _remember(memory: dict[int, _T], key: int, value: _T) -> _T | None:
     return memory.pop(next(iter(memory))) if len(memory) > EARLY else None
 
 
-def _admit(candidates: Sequence[Candidate]) -> Sequence[Outcome | Exception]:
+def _admit(candidates: Sequence[Candidate]) -> Sequence[Outcome]:
     return admission.admit(candidates, default_cap=settings.max_listens_per_principal)
 
 

@@ -6,12 +6,13 @@ channel layer only makes it faster. So it holds while the layer is down, and van
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
 
 from django.db import router, transaction
 
 from mcp_channels import topics
+from mcp_channels.batching import portions
 from mcp_channels.listen.stream import Reason
 from mcp_channels.models import LiveStream, LiveStreamQuerySet
 from mcp_channels.publisher import publisher
@@ -28,8 +29,6 @@ ENDED: Final = "ended"
 PORTION: Final = 500
 """The most orders in one message, and the most rows in one statement."""
 
-_T = TypeVar("_T")
-
 Order = tuple[int, str]
 """The key of a stream's row, and what to do with it."""
 
@@ -40,10 +39,10 @@ def disconnect(streams: LiveStreamQuerySet, *, reason: Reason = "revoked") -> in
     there are. Blocks.
     """
     using = router.db_for_write(LiveStream)
-    rows = LiveStream.objects.using(using).exclude(state=LiveStream.State.ENDING)
-    keys = list(streams.using(using).exclude(state=LiveStream.State.ENDING).order_by().values_list("pk", flat=True))
+    rows = LiveStream.objects.using(using).going_on()
+    keys = list(streams.using(using).going_on().order_by().values_list("pk", flat=True))
     with transaction.atomic(using=using):
-        for some in _portions(keys):
+        for some in portions(keys, PORTION):
             rows.filter(pk__in=some).update(state=LiveStream.State.ENDING, reason=reason)
     if keys:
         transaction.on_commit(lambda: send((key, reason) for key in keys), using=using, robust=True)
@@ -61,7 +60,7 @@ def check(principals: Collection[int]) -> None:
 
     def order() -> None:
         with transaction.atomic(using=using):
-            for some in _portions(keys):
+            for some in portions(keys, PORTION):
                 rows.filter(principal__in=some).update(state=LiveStream.State.CHECK)
         publisher.tell(_checks(keys))
 
@@ -74,7 +73,7 @@ def send(orders: Iterable[Order]) -> None:
     """
     Tell every node of orders that stand on the rows. Returns at once.
     """
-    publisher.tell({"type": topics.ORDERS, "orders": json.dumps(some)} for some in _portions(list(orders)))
+    publisher.tell({"type": topics.ORDERS, "orders": json.dumps(some)} for some in portions(list(orders), PORTION))
 
 
 def read(message: dict[str, object]) -> Iterator[Order]:
@@ -97,7 +96,7 @@ def principals(message: dict[str, object]) -> set[int]:
 
 
 def _checks(keys: list[int]) -> Iterator[dict[str, object]]:
-    for some in _portions(keys):
+    for some in portions(keys, PORTION):
         yield {"type": topics.ORDERS, "principals": json.dumps(some)}
 
 
@@ -107,8 +106,3 @@ def _list(text: object) -> list[object]:
     except (TypeError, ValueError):
         return []
     return entries if isinstance(entries, list) else []
-
-
-def _portions(items: Sequence[_T]) -> Iterator[list[_T]]:
-    for start in range(0, len(items), PORTION):
-        yield list(items[start : start + PORTION])

@@ -11,12 +11,12 @@ from django.db import connections, router, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from mcp_channels.batching import portions
 from mcp_channels.listen.orders import CHECK, PORTION, Order
 from mcp_channels.models import DEAD_AFTER, LiveStream, Node, Principal
 
 FORGET_AFTER: Final = timedelta(hours=1)
 """How long an anonymous caller's principal is kept after its last listen."""
-
 
 LOCK_TIMEOUT: Final = 500
 """Milliseconds for which a node waits for a row."""
@@ -84,7 +84,7 @@ def unwanted(node: str) -> list[int]:
     """
     A node's streams whose principal is gone or not active, or whose token is revoked, whatever it was that did so.
     """
-    rows = LiveStream.objects.using(_using()).filter(node=node).exclude(state=LiveStream.State.ENDING)
+    rows = LiveStream.objects.using(_using()).going_on().filter(node=node)
     is_over = Q(principal=None) | Q(principal__is_active=False) | Q(token__revoked_at__isnull=False)
     return list(rows.filter(is_over).order_by().values_list("pk", flat=True))
 
@@ -110,8 +110,8 @@ def release(keys: Sequence[int]) -> None:
     """
     Delete the rows of streams that have ended.
     """
-    for start in range(0, len(keys), PORTION):
-        LiveStream.objects.using(_using()).filter(pk__in=keys[start : start + PORTION]).delete()
+    for some in portions(keys, PORTION):
+        LiveStream.objects.using(_using()).filter(pk__in=some).delete()
 
 
 def unregister(node: str) -> None:

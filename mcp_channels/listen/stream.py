@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal, cast
+from typing import Final, Literal, cast, get_args
 
 from mcp_channels import signals
 from mcp_channels.listen import frames
@@ -32,6 +32,9 @@ Reason = Literal[
     "server_error",
 ]
 """Why a stream ended; on the wire (but for ``client_closed``, which nobody is left to read), in logs and in signals."""
+
+REASONS: Final = frozenset(get_args(Reason))
+"""All of them."""
 
 Write = Callable[[bytes], Awaitable[None]]
 """Writes bytes to the client, and returns when the socket has taken them."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from django.db import DatabaseError, InterfaceError
 
 from mcp_channels.auth.principals import Caller
+from mcp_channels.batching import portions
 from mcp_channels.resources.model import ModelResource
 from mcp_channels.resources.visible import Memory
 
@@ -26,8 +27,7 @@ def readable(
     each ``PORTION`` of the URIs. ``memory`` is of callers who are looked at together: those who may see the same, and
     ask for the same, share the query.
     """
-    portions = [uris[start : start + PORTION] for start in range(0, len(uris), PORTION)]
-    return set().union(*(_readable(resources, caller, some, memory) for some in portions))
+    return set().union(*(_readable(resources, caller, some, memory) for some in portions(uris, PORTION)))
 
 
 def _readable(
@@ -51,12 +51,7 @@ def absent(resources: Sequence[ModelResource], caller: Caller, uris: Sequence[st
     """
     Those of ``uris`` that could be rows of ``resources`` which ``caller`` has the scope for, and are none. Blocks.
     """
-    found: set[str] = set()
-    for start in range(0, len(uris), PORTION):
-        some = uris[start : start + PORTION]
-        for resource in resources:
-            found |= resource.absent(caller, some)
-    return found
+    return set().union(*(item.absent(caller, some) for some in portions(uris, PORTION) for item in resources))
 
 
 def find(resources: Iterable[ModelResource], caller: Caller, uri: str) -> tuple[ModelResource, Any] | None:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from django.db import models, transaction
 
 from mcp_channels import topics
+from mcp_channels.batching import portions
 from mcp_channels.notify import publish
 from mcp_channels.resources.model import ModelResource
 from mcp_channels.resources.watch import notify_objects, resources_of
@@ -55,9 +56,11 @@ class NotifyingQuerySet(models.QuerySet[Any]):
 
     def _uris(self, resources: Iterable[ModelResource], keys: list[Any]) -> list[str]:
         rows = self.model._base_manager.using(self.db)
-        portions = [keys[start : start + PORTION] for start in range(0, len(keys), PORTION)]
         return [
-            uri for resource in resources for some in portions for uri in resource.uris_of(rows.filter(pk__in=some))
+            uri
+            for resource in resources
+            for some in portions(keys, PORTION)
+            for uri in resource.uris_of(rows.filter(pk__in=some))
         ]
 
     def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:

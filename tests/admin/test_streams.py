@@ -9,17 +9,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from mcp_channels.models import LiveStream, Principal
-from mcp_channels.publisher import publisher
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """
-    The orders that went over the channel layer.
-    """
-    messages = []
-    monkeypatch.setattr(publisher, "tell", messages.extend)
-    return messages
 
 
 def listed(admin, **query) -> list[int]:

@@ -12,7 +12,7 @@ from django.urls import path
 
 from mcp_channels import MCPConsumer, MCPServer
 from mcp_channels.listen.hub import Hub
-from tests.support.http import listen_body, listen_headers
+from tests.support.http import asgi_scope, listen_body
 
 server = MCPServer("driven")
 
@@ -34,21 +34,7 @@ async def no_hub_is_left():
 
 
 def scope(**changes):
-    headers = {**listen_headers(), "Host": "127.0.0.1"}
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/mcp",
-        "raw_path": b"/mcp",
-        "query_string": b"",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-        **changes,
-    }
+    return {**asgi_scope(), **changes}
 
 
 class Connection:

@@ -21,7 +21,6 @@ from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub
 from mcp_channels.listen.node import Held, Verdict
 from mcp_channels.models import AccessToken, LiveStream, Node, Principal
-from mcp_channels.publisher import publisher
 from mcp_channels.topics import TOOLS, resource
 from tests.listen.test_hub import Layer, until
 from tests.listen.test_stream import Socket, make, settle
@@ -162,16 +161,6 @@ def no_beat(monkeypatch):
         return None
 
     monkeypatch.setattr(Beat, "look", look)
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """
-    The messages that leave for other nodes.
-    """
-    messages = []
-    monkeypatch.setattr(publisher, "tell", lambda some: messages.extend(some))
-    return messages
 
 
 class Gate:

@@ -10,17 +10,6 @@ from django.db import transaction
 from mcp_channels import topics
 from mcp_channels.listen import orders
 from mcp_channels.models import LiveStream, Node, Principal
-from mcp_channels.publisher import publisher
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """
-    The messages that leave.
-    """
-    messages = []
-    monkeypatch.setattr(publisher, "tell", lambda some: messages.extend(some))
-    return messages
 
 
 @pytest.fixture

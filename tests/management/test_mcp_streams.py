@@ -28,16 +28,6 @@ def run(*arguments: str) -> str:
     return out.getvalue()
 
 
-@pytest.fixture
-def told(monkeypatch):
-    """
-    The orders that went over the channel layer.
-    """
-    messages = []
-    monkeypatch.setattr(publisher, "tell", messages.extend)
-    return messages
-
-
 def stream(name: str | None = "alice", **fields) -> LiveStream:
     principal = None if name is None else Principal.objects.get_or_create(name=name)[0]
     node = Node.objects.get_or_create(id="n", defaults={"host": "web", "pid": 7})[0]

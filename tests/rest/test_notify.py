@@ -6,22 +6,11 @@ import pytest
 from django.db import transaction
 
 from mcp_channels import topics
-from mcp_channels.publisher import publisher
 from tests.support.http import listening, request
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 URL = "/api/mcp/notify/"
-
-
-@pytest.fixture
-def left(monkeypatch):
-    """
-    The topics that were published, in order.
-    """
-    published = []
-    monkeypatch.setattr(publisher, "publish", published.extend)
-    return published
 
 
 @pytest.mark.parametrize(

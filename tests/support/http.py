@@ -136,6 +136,26 @@ def listen_body(notifications: Any = None, *, id: Any = 1, meta: Any = META, **p
     return json.dumps(message).encode()
 
 
+def asgi_scope(**headers: str) -> dict[str, Any]:
+    """
+    The scope of a listen request as a server makes it; ``headers`` are added.
+    """
+    pairs = {**listen_headers(), "Host": "127.0.0.1", **headers}
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/mcp",
+        "raw_path": b"/mcp",
+        "query_string": b"",
+        "headers": [(name.lower().encode(), value.encode()) for name, value in pairs.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+
+
 def listen_headers(**changes: str | None) -> dict[str, str]:
     """
     The headers of a listen request; None takes one out. Underscores stand for hyphens.

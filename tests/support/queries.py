@@ -13,7 +13,7 @@ from channels.routing import URLRouter
 from django.db.backends.utils import CursorWrapper
 from django.urls import path
 
-from tests.support.http import listen_body, listen_headers
+from tests.support.http import asgi_scope, listen_body
 
 
 @contextmanager
@@ -44,20 +44,7 @@ async def listen(application: Any, token: str, notifications: object) -> tuple[d
     """
     Open a stream on an ASGI application; the honoured filter, and the statements up to the acknowledgment.
     """
-    headers = {**listen_headers(), "Host": "127.0.0.1", "Authorization": f"Bearer {token}"}
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": "/mcp",
-        "raw_path": b"/mcp",
-        "query_string": b"",
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }
+    scope = asgi_scope(Authorization=f"Bearer {token}")
     incoming: asyncio.Queue = asyncio.Queue()
     incoming.put_nowait({"type": "http.request", "body": listen_body(notifications), "more_body": False})
     acknowledgment: asyncio.Future = asyncio.get_running_loop().create_future()
