@@ -133,13 +133,12 @@ def _again_on_a_fresh_database() -> int:
         }
         for name in ("REDIS_URL", "CHANNEL_LAYER_BACKEND", "CHANNEL_LAYER_CONFIG"):
             env.pop(name, None)
-        process = subprocess.Popen([sys.executable, *sys.argv], env=env)
+        process = subprocess.Popen([sys.executable, *sys.argv], env=env, start_new_session=True)
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                # A terminal has sent it to the child too, anybody else hasn't; twice does no harm.
-                process.terminate()
+                process.send_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -155,7 +154,8 @@ def _daphne(port: int) -> Any:
             str(port),
             "example_project.asgi:application",
         ]
-        process = subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=log, stderr=log)
+        # In a session of its own, as a terminal sends Ctrl-C to all of one: the clients leave first, then the server ends.
+        process = subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=log, stderr=log, start_new_session=True)
         try:
             asyncio.run(_wait_for(port, process))
             yield
@@ -163,6 +163,9 @@ def _daphne(port: int) -> Any:
             log.seek(0)
             raise CommandError(f"Daphne did not start:\n{log.read().decode(errors='replace')}") from None
         finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # Who asks twice need not wait longer, but must not leave the server behind.
+                signal.signal(number, signal.SIG_IGN)
             process.terminate()
             process.wait()
 
