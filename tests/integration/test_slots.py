@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from tests.integration.test_endings import check_closing
-from tests.integration.test_layers import LAYERS
 from tests.support.http import listen, listening
 from tests.support.processes import SERVERS
+from tests.support.project import LAYERS
 
 TOOLS = {"toolsListChanged": True}
 
