@@ -19,6 +19,7 @@ from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
+from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import MalformedError, Topic
@@ -46,9 +47,9 @@ class _Entry:
 
     __slots__ = ("head", "joining", "streams", "topic")
 
-    def __init__(self, topic: Topic, joining: Joining) -> None:
+    def __init__(self, topic: Topic, head: bytes, joining: Joining) -> None:
         self.topic = topic
-        self.head = frames.notification_head(topic)
+        self.head = head
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
 
@@ -107,7 +108,7 @@ class Hub:
         Raises:
             HubFullError: there are ``max_streams`` streams, or the process is shutting down.
         """
-        if self.is_full(max_streams):
+        if self.draining or not places.take(max_streams):
             raise HubFullError
         self._start()
         self.streams.add(stream)
@@ -122,7 +123,9 @@ class Hub:
         """
         Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
         """
-        self.streams.discard(stream)
+        if stream in self.streams:
+            self.streams.discard(stream)
+            places.give_back()
         self.drop(stream, stream.topics)
 
     def drop(self, stream: Stream, dropped: Collection[Topic]) -> None:
@@ -138,12 +141,6 @@ class Hub:
             entry.streams.discard(stream)
             if not entry.streams:
                 self._idle[topic] = now
-
-    def is_full(self, max_streams: int) -> bool:
-        """
-        Whether one more stream would be refused.
-        """
-        return self.draining or len(self.streams) >= max_streams
 
     def end_all(self, reason: Reason) -> None:
         """
@@ -178,7 +175,8 @@ class Hub:
     def _want(self, topic: Topic, stream: Stream) -> _Entry:
         entry = self._entries.get(topic)
         if entry is None:
-            entry = self._entries[topic] = _Entry(topic, self._membership.join(topic))
+            head = frames.notification_head(topic)
+            entry = self._entries[topic] = _Entry(topic, head, self._membership.join(topic))
         elif entry.joining is not None and entry.joining.done.done():
             entry.joining = None
         entry.streams.add(stream)
