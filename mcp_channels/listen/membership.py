@@ -157,7 +157,7 @@ class Membership:
     # Receiving
 
     async def _receive_all(self, channel: str) -> None:
-        unreadable = 0
+        unreadable = failed = 0
         while True:
             try:
                 message = await self.layer.receive(channel)
@@ -169,10 +169,12 @@ class Membership:
                     self._drop(f"it can't be decoded: {type(error).__name__}")
                     await asyncio.sleep(RETRY_DELAY if unreadable > UNREADABLE_IN_A_ROW else 0)
                 else:
+                    failed += 1
                     self._fail(error)
-                    await asyncio.sleep(self._retry_delay())
+                    # Each connection of a pool may be broken, and what waits meanwhile fills the hub's queue.
+                    await asyncio.sleep(_retry_delay(failed - layers.ATTEMPTS))
                 continue
-            unreadable = 0
+            unreadable = failed = 0
             try:
                 self._take(message)
             except MalformedError as error:
@@ -231,8 +233,9 @@ class Membership:
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # the edge: whatever a layer raises is an outage
+                self._failures += 1
                 self._fail(error)
-            delay = self._retry_delay() if self._down else PROBE_INTERVAL / 2
+            delay = _retry_delay(self._failures) if self._down else PROBE_INTERVAL / 2
             try:
                 async with asyncio.timeout(delay):
                     await self._work.wait()
@@ -328,7 +331,6 @@ class Membership:
     # Outages
 
     def _fail(self, error: Exception) -> None:
-        self._failures += 1
         if self._down:
             return
         self._down = True
@@ -349,6 +351,12 @@ class Membership:
         self._numbers.clear()
         self._joined_at = self._loop.time()
 
-    def _retry_delay(self) -> float:
-        delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
-        return delay
+
+def _retry_delay(failures: int) -> float:
+    """
+    Seconds to wait after so many failures in a row; those below one are forgiven.
+    """
+    if failures < 1:
+        return layers.ATTEMPT_DELAY
+    delay: float = min(RETRY_DELAY * 2 ** min(failures - 1, 8), RETRY_CEILING)
+    return delay

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from channels.layers import InMemoryChannelLayer
 
-from mcp_channels import topics
+from mcp_channels import layers, topics
 from mcp_channels.listen import fences, hub as hub_module, membership
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
@@ -444,6 +444,26 @@ async def test_broken_connections_of_a_pool_are_no_outage(caplog):
                 assert told(other) == ["a"]
             assert told(socket) == []
     assert "failed" not in caplog.text
+
+
+async def test_broken_connections_that_bring_messages_are_one_short_outage(caplog):
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS) as (_, socket):
+            receive, broken = layer.receive, layers.ATTEMPTS
+
+            async def receive_later(channel):
+                nonlocal broken
+                if broken:
+                    broken -= 1
+                    raise ConnectionError("closed long ago")
+                return await receive(channel)
+
+            layer.receive = receive_later
+            await publish(layer, TOOLS)
+            await until(lambda: not broken and not hub._membership.is_down, timeout=2)
+            assert told(socket)
+    assert caplog.text.count("The channel layer failed") == 1
+    assert caplog.text.count("The channel layer is back") == 1
 
 
 def numbered(number, since=None, *, name="p", kind=topics.CHANGED, changed=()):
