@@ -82,6 +82,7 @@ class Membership:
         self._joined: dict[Topic, None] = {}
         self._joining: Joining | None = None
         self._leaving: deque[Topic] = deque()
+        self._dead: list[str] = []
         self._fences = Fences(layer)
         self._down = False
         self._failures = 0
@@ -97,6 +98,13 @@ class Membership:
         Whether the layer is known to be down.
         """
         return self._down
+
+    @property
+    def channel(self) -> str:
+        """
+        The channel's name; empty as long as there is none.
+        """
+        return self._channel or ""
 
     def start(self) -> None:
         """
@@ -118,6 +126,7 @@ class Membership:
             async with asyncio.timeout(1):
                 for group in [*self._groups(), *self._groups_of(self._leaving)] if self._channel else []:
                     await self.layer.group_discard(group, self._channel)
+                self._channel = None
         except Exception as error:  # the layer is down; its own expiry does the rest
             logger.debug("Groups could not be left: %r", error)
 
@@ -141,6 +150,15 @@ class Membership:
             self._joined.pop(topic, None)
             self._leaving.append(topic)
         self._work.set()
+
+    def forget(self, dead: Iterable[str]) -> None:
+        """
+        Take hubs that died without a word out of the group that all are in: a layer that keeps its groups in its broker
+        would go on sending to them.
+        """
+        self._dead.extend(dead)
+        if self._dead:
+            self._work.set()
 
     async def wait(self, joinings: Iterable[Joining]) -> None:
         """
@@ -256,6 +274,7 @@ class Membership:
         elif late:
             self._missed(late)
         await self._leave_all()
+        await self._forget_dead()
         await self._renew()
 
     async def _open(self) -> None:
@@ -301,6 +320,12 @@ class Membership:
                         await self.layer.group_discard(group, self._channel)
             # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
             self._leaving.popleft()
+
+    async def _forget_dead(self) -> None:
+        while self._dead:
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await self.layer.group_discard(topics.EVERY_HUB, self._dead[-1])
+            self._dead.pop()
 
     async def _renew(self) -> None:
         now = self._loop.time()

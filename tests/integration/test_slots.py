@@ -78,8 +78,7 @@ async def test_streams_that_clients_leave_or_servers_cancel_leave_nothing(make_p
     log = server.read_log()
     for trouble in ("Task was destroyed", "never retrieved", "Traceback", token):
         assert trouble not in log
-    if layer == "pubsub":
-        assert memberships() == 0
+    assert memberships() == 0
 
 
 async def test_a_cap_holds_over_servers_of_every_kind(make_project, own_redis):

@@ -1,6 +1,7 @@
 """
 Streams that are opened and closed in a loop, in every way that clients have: by the book, by a reset before, in and
-after the acknowledgment, by half a request, superseded by their own principal, and by the death of the client's process.
+after the acknowledgment, by half a request, superseded by their own principal, and by the death of the client's
+process.
 """
 
 import asyncio
