@@ -6,6 +6,7 @@ outage. When something may have been missed, the hub is told so; it is never tol
 """
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -312,14 +313,15 @@ class Membership:
         self._joining.topics.extend(joining.topics)
 
     async def _leave_all(self) -> None:
-        while self._leaving:
-            topic = self._leaving[0]
-            if topic not in self._wanted:
-                for group in self._groups_of([topic]):
-                    async with asyncio.timeout(OPERATION_TIMEOUT):
-                        await self.layer.group_discard(group, self._channel)
-            # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
-            self._leaving.popleft()
+        # Who wants to join waits for no more than a portion.
+        while self._leaving and self._joining is None:
+            some = list(itertools.islice(self._leaving, PORTION))
+            left = self._groups_of([topic for topic in some if topic not in self._wanted])
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await asyncio.gather(*(self.layer.group_discard(group, self._channel) for group in left))
+            # Not before: if the layer failed, the groups are still to be left. What was added stands behind them.
+            for _ in some:
+                self._leaving.popleft()
 
     async def _forget_dead(self) -> None:
         while self._dead:

@@ -13,7 +13,7 @@ from mcp_channels import layers, topics
 from mcp_channels.listen import fences, hub as hub_module, membership
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.topics import TOOLS, resource
+from mcp_channels.topics import PROMPTS, TOOLS, resource
 from tests.listen.test_stream import Socket, make, settle
 
 
@@ -253,6 +253,27 @@ async def test_a_group_is_left_some_time_after_its_last_stream(monkeypatch):
             async with attached(hub, resource("a")) as (_, socket):
                 await publish(layer, resource("a"))
                 assert told(socket) == ["a"]
+
+
+async def test_many_groups_that_are_left_hold_no_newcomer_up(monkeypatch):
+    monkeypatch.setattr(hub_module, "LINGER", 0.05)
+    async with running() as (hub, layer):
+        discard = layer.group_discard
+
+        async def slow(*args):
+            await asyncio.sleep(0.02)
+            await discard(*args)
+
+        layer.group_discard = slow
+        async with attached(hub, PROMPTS):
+            async with attached(hub, *(resource(str(number)) for number in range(1000))):
+                pass
+            await until(lambda: layer.discarded)
+            started = time.monotonic()
+            async with attached(hub, TOOLS):
+                assert time.monotonic() - started < 0.5
+                await until(lambda: len(layer.discarded) == 1000)
+                assert set(layer.groups) == {topics.EVERY_HUB, PROMPTS.group, TOOLS.group}
 
 
 async def test_a_stream_that_comes_back_in_time_finds_its_group_still_joined():
