@@ -46,6 +46,12 @@ Missed = Callable[[Iterable[Topic] | None], None]
 """Hears that changes of these topics may have been missed; None: of any."""
 
 
+class ReconnectedError(Exception):
+    """
+    The layer got itself another connection, and what was sent in between is lost.
+    """
+
+
 class Joining:
     """
     Topics whose groups are joined in one go. ``late`` says that somebody stopped waiting for it.
@@ -266,7 +272,9 @@ class Membership:
     async def _tend_once(self) -> None:
         if self._channel is None:
             await self._open()
-        recovering = self._down or self._connections != layers.connections(self.layer)
+        if self._connections != layers.connections(self.layer):
+            self._fail(ReconnectedError())
+        recovering = self._down
         if recovering:
             await self._add(self._groups())
         late = await self._join_all()

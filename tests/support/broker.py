@@ -29,7 +29,7 @@ POISON = (
     {"type": "mcp_channels.orders", "orders": [[1, 2, 3], "x"], "principals": "all"},
     {"type": "mcp_channels.fence", "hub": 1, "token": {}},
     {"type": "mcp_channels.sequence", "from": [], "number": "1", "since": None},
-    {"type": "mcp_channels.changed", "from": "x", "number": -(2**60), "since": -1, "topics": "[]"},
+    {"type": "mcp_channels.changed", "from": "x", "number": -(2**60), "since": None, "topics": "[]"},
 )
 """Messages that are no messages of ours, or broken ones."""
 
@@ -125,29 +125,25 @@ class Broker:
         Send each hub as many messages as its channel takes, and more.
         """
         for number in range(CAPACITY + 20):
-            self._send_to_hubs(msgpack.packb({"type": "junk", "count": number}))
+            self._send_to_hubs({"type": "junk", "count": number})
 
     def poison(self) -> None:
         """
         Send each hub what it can't understand, over its channel and its groups.
         """
-        for message in (*RUBBISH, *map(msgpack.packb, POISON)):
+        for message in (*RUBBISH, *POISON):
             self._send_to_hubs(message)
 
-    def hubs(self) -> list[bytes]:
-        """
-        The Redis channels, or the keys, by which hubs get their messages.
-        """
+    def _send_to_hubs(self, message: bytes | dict[str, Any]) -> None:
         if self.layer == "pubsub":
-            return self._store.pubsub_channels("asgi*")
-        members = {member for key in self._store.keys("*:group:*") for member in self._store.zrange(key, 0, -1)}
-        return [b"asgi" + member.partition(b"!")[0] + b"!" for member in members]
-
-    def _send_to_hubs(self, message: bytes) -> None:
-        for hub in self.hubs():
-            if self.layer == "pubsub":
-                self._store.publish(hub, message)
-            else:
-                # The layer makes each message another one by twelve random bytes before it.
-                self._store.zadd(hub, {random.randbytes(12) + message: time.time()})
-                self._store.expire(hub, 60)
+            data = message if isinstance(message, bytes) else msgpack.packb(message)
+            for channel in self._store.pubsub_channels("asgi*"):
+                self._store.publish(channel, data)
+            return
+        for member in {member for key in self._store.keys("*:group:*") for member in self._store.zrange(key, 0, -1)}:
+            # The layer finds the hub by this, and makes each message another one by twelve random bytes before it.
+            addressed = {"__asgi_channel__": [member.decode()], **message} if isinstance(message, dict) else message
+            data = addressed if isinstance(addressed, bytes) else msgpack.packb(addressed)
+            key = b"asgi" + member.partition(b"!")[0] + b"!"
+            self._store.zadd(key, {random.randbytes(12) + data: time.time()})
+            self._store.expire(key, 60)
