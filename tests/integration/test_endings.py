@@ -75,7 +75,8 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
         # The old process refuses what it still accepts.
         while status != 200:
             async with listen(server.port, {"toolsListChanged": True}, token=token) as response:
-                assert (status := response.status) in (200, 503)
+                status = response.status
+                assert status in (200, 503)
     log = server.read_log()
     assert log.count("Started server process") == 2
     assert "Traceback" not in log
