@@ -22,11 +22,11 @@ def nothing_is_left(monkeypatch):
 
 
 async def test_streams_and_deliveries_are_counted_through_a_streams_end():
-    assert status() == Status(0, False, "unused", "unused")
+    assert status() == Status(0, draining=False, layer="unused", database="unused")
     layer = InMemoryChannelLayer()
     hub = Hub.current(layer)
-    async with attached(hub, TOOLS) as (stream, socket):
-        assert status() == Status(1, False, "up", "unused")
+    async with attached(hub, TOOLS) as (stream, _):
+        assert status() == Status(1, draining=False, layer="up", database="unused")
         hub._missed(None)
         await until(lambda: tallies() == {"test": Tally(1, 1)})
         hub.detach(stream)
@@ -57,13 +57,13 @@ async def test_the_loops_of_a_process_are_added_up_and_the_worst_of_them_tells()
         assert await asyncio.to_thread(opened.wait, 5)
         hub = Hub.current(InMemoryChannelLayer())
         async with attached(hub, TOOLS):
-            assert status() == Status(2, False, "down", "unused")
+            assert status() == Status(2, draining=False, layer="down", database="unused")
             assert tallies() == {"test": Tally(2, 0)}
         await hub.close()
     finally:
         may_end.set()
         thread.join()
-    assert status() == Status(0, False, "unused", "unused")
+    assert status() == Status(0, draining=False, layer="unused", database="unused")
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
