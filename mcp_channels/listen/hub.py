@@ -22,7 +22,7 @@ from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
-from mcp_channels.topics import Topic
+from mcp_channels.topics import MalformedError, Topic
 
 LINGER: Final = 5.0
 """Seconds for which a topic's group is kept after its last stream went, and a hub after its last topic."""
@@ -197,15 +197,21 @@ class Hub:
         return entry
 
     def _receive(self, message: dict[str, Any]) -> None:
-        if message.get("type") == topics.CHANGED:
-            for topic in topics.read_changed(message):
-                entry = self._entries.get(topic)
-                if entry is not None:
-                    self._mark(entry)
-        elif message.get("type") == topics.ORDERS:
-            self.node.receive(message)
-        elif message.get("type") == topics.RESYNC:
-            self._missed(None)
+        match message.get("type"):
+            case topics.CHANGED:
+                for topic in topics.read_changed(message):
+                    entry = self._entries.get(topic)
+                    if entry is not None:
+                        self._mark(entry)
+            case topics.ORDERS:
+                self.node.receive(message)
+            case topics.RESYNC:
+                self._missed(None)
+            case topics.SEQUENCE:
+                # Its number has been looked at.
+                pass
+            case _:
+                raise MalformedError("its type is unknown")
 
     def _missed(self, missed: Iterable[Topic] | None) -> None:
         entries = self._entries.values() if missed is None else map(self._entries.get, missed)
