@@ -20,6 +20,7 @@ from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
+from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import MalformedError, Topic
@@ -47,9 +48,9 @@ class _Entry:
 
     __slots__ = ("head", "joining", "streams", "topic")
 
-    def __init__(self, topic: Topic, joining: Joining) -> None:
+    def __init__(self, topic: Topic, head: bytes, joining: Joining) -> None:
         self.topic = topic
-        self.head = frames.notification_head(topic)
+        self.head = head
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
 
@@ -108,7 +109,7 @@ class Hub:
         Raises:
             HubFullError: there are ``max_streams`` streams, or the process is shutting down.
         """
-        if self.is_full(max_streams):
+        if self.draining or not places.take(max_streams):
             raise HubFullError
         self._start()
         self.streams.add(stream)
@@ -123,10 +124,11 @@ class Hub:
         """
         Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
         """
-        with _counting:
-            if stream in self.streams:
+        if stream in self.streams:
+            with _counting:
                 self.streams.discard(stream)
                 _delivered[stream.endpoint] = _delivered.get(stream.endpoint, 0) + stream.delivered
+            places.give_back()
         self.drop(stream, stream.topics)
 
     def drop(self, stream: Stream, dropped: Collection[Topic]) -> None:
@@ -149,12 +151,6 @@ class Hub:
         Whether the channel layer is known to be down; None before the first stream.
         """
         return None if self._sweeping is None else self._membership.is_down
-
-    def is_full(self, max_streams: int) -> bool:
-        """
-        Whether one more stream would be refused.
-        """
-        return self.draining or len(self.streams) >= max_streams
 
     def end_all(self, reason: Reason) -> None:
         """
@@ -189,7 +185,8 @@ class Hub:
     def _want(self, topic: Topic, stream: Stream) -> _Entry:
         entry = self._entries.get(topic)
         if entry is None:
-            entry = self._entries[topic] = _Entry(topic, self._membership.join(topic))
+            head = frames.notification_head(topic)
+            entry = self._entries[topic] = _Entry(topic, head, self._membership.join(topic))
         elif entry.joining is not None and entry.joining.done.done():
             entry.joining = None
         entry.streams.add(stream)
@@ -296,7 +293,7 @@ class Status(NamedTuple):
     """
 
     streams: int
-    """Open streams."""
+    """The places that are taken: by open streams, and by streamed calls."""
 
     draining: bool
     """Whether it is shutting down."""
@@ -322,6 +319,7 @@ def _forget() -> None:
     _counting = threading.Lock()
     _hubs.clear()
     _delivered.clear()
+    places.reset()
 
 
 # A forked child serves none of its parent's streams.
@@ -334,7 +332,7 @@ def status() -> Status:
     """
     hubs = _running()
     return Status(
-        streams=sum(len(hub.streams) for hub in hubs),
+        streams=places.taken,
         draining=_stopping.is_set() or any(hub.draining for hub in hubs),
         layer=_worst(hub.is_layer_down for hub in hubs),
         database=_worst(hub.node.is_database_down for hub in hubs),

@@ -14,6 +14,7 @@ from mcp_channels.endpoint.health import LivenessView, ReadinessView
 from mcp_channels.listen import hub as hub_module
 from mcp_channels.listen.beat import Beat
 from mcp_channels.listen.hub import Hub
+from mcp_channels.listen.places import places
 from mcp_channels.topics import TOOLS
 from tests.listen.test_hub import attached
 
@@ -30,6 +31,7 @@ READY = {
 @pytest.fixture(autouse=True)
 def no_hub_was_there(monkeypatch):
     monkeypatch.setattr(hub_module, "_hubs", {})
+    monkeypatch.setattr(places, "taken", 0)
 
 
 @pytest.fixture

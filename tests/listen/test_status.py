@@ -11,6 +11,7 @@ from channels.layers import InMemoryChannelLayer
 
 from mcp_channels.listen import hub as hub_module
 from mcp_channels.listen.hub import Hub, Status, Tally, status, tallies
+from mcp_channels.listen.places import places
 from mcp_channels.topics import TOOLS
 from tests.listen.test_hub import attached, until
 
@@ -19,6 +20,7 @@ from tests.listen.test_hub import attached, until
 def nothing_is_left(monkeypatch):
     monkeypatch.setattr(hub_module, "_hubs", {})
     monkeypatch.setattr(hub_module, "_delivered", {})
+    monkeypatch.setattr(places, "taken", 0)
 
 
 async def test_streams_and_deliveries_are_counted_through_a_streams_end():
@@ -32,7 +34,10 @@ async def test_streams_and_deliveries_are_counted_through_a_streams_end():
         hub.detach(stream)
         hub.detach(stream)
         assert tallies() == {"test": Tally(0, 1)}
-    assert status().streams == 0
+        assert status().streams == 0
+    assert places.take(1)
+    assert status().streams == 1, "a streamed call counts"
+    places.give_back()
     hub._membership._down = True
     assert status().layer == "down"
     hub.drain()
