@@ -6,7 +6,7 @@ signals. No attribute holds a URI, an id or a principal: of the attributes for M
 conventions for generative AI, "Model Context Protocol"), those that would are left out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from opentelemetry import metrics, trace
@@ -31,15 +31,18 @@ METHOD: Final = "subscriptions/listen"
 FAILED: Final = "server_error"
 """The one reason to end that is an error."""
 
-SPAN_ATTRIBUTES: Final = {
+REQUEST: Final = {
     "mcp.method.name": METHOD,
     "mcp.protocol.version": "2026-07-28",
     "network.protocol.name": "http",
     "network.transport": "tcp",
 }
 
+OPERATION_DURATIONS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""The boundaries, in seconds, that the conventions ask for the histogram of all MCP requests."""
+
 DURATIONS: Final = (0.1, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 86400.0)
-"""The boundaries, in seconds, of the histogram of durations."""
+"""The boundaries, in seconds, of the histogram of streams."""
 
 
 class Recorder:
@@ -61,7 +64,15 @@ class Recorder:
             "mcp_channels.stream.started", "{stream}", "Streams whose acknowledgment was written."
         )
         self._ended = meter.create_counter("mcp_channels.stream.ended", "{stream}", "Streams that ended, by reason.")
-        self._durations = _histogram(meter)
+        self._durations = _histogram(
+            meter, "mcp_channels.stream.duration", "How long streams were open.", boundaries=DURATIONS
+        )
+        self._operations = _histogram(
+            meter,
+            "mcp.server.operation.duration",
+            "MCP request or notification duration as observed on the receiver.",
+            boundaries=OPERATION_DURATIONS,
+        )
         self._published = meter.create_counter(
             "mcp_channels.notification.published", "{notification}", "Notifications handed to the channel layer."
         )
@@ -115,17 +126,17 @@ class Recorder:
         at: float,
         **kwargs: Any,
     ) -> None:
-        attributes = {ENDPOINT: endpoint, REASON: reason}
-        if reason == FAILED:
-            attributes["error.type"] = FAILED
+        failure = {"error.type": FAILED} if reason == FAILED else {}
+        attributes = {ENDPOINT: endpoint, REASON: reason, **failure}
         self._ended.add(1, attributes)
         self._durations.record(duration, attributes)
+        self._operations.record(duration, {**REQUEST, **failure})
         # Made when it is over, so that an open stream holds none; and of no trace, whatever runs in this thread.
         span = self._tracer.start_span(
             METHOD,
             context=Context(),
             kind=SpanKind.SERVER,
-            attributes={**SPAN_ATTRIBUTES, **attributes, KINDS: kinds, DELIVERED: delivered},
+            attributes={**REQUEST, **attributes, KINDS: kinds, DELIVERED: delivered},
             start_time=_nanoseconds(at - duration),
         )
         if reason == FAILED:
@@ -140,12 +151,11 @@ class Recorder:
         self._dropped.add(1, {ENDPOINT: endpoint, KIND: kind})
 
 
-def _histogram(meter: Meter) -> Histogram:
-    name, unit, description = "mcp_channels.stream.duration", "s", "How long streams were open."
+def _histogram(meter: Meter, name: str, description: str, *, boundaries: Sequence[float]) -> Histogram:
     try:
-        return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=DURATIONS)
+        return meter.create_histogram(name, "s", description, explicit_bucket_boundaries_advisory=boundaries)
     except TypeError:  # of opentelemetry-api before 1.30, which the MCP SDK takes too
-        return meter.create_histogram(name, unit, description)
+        return meter.create_histogram(name, "s", description)
 
 
 def _count_streams(options: CallbackOptions) -> Iterable[Observation]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import Any, Final, NamedTuple
 
@@ -212,8 +213,9 @@ def _connect() -> None:
         except Exception:  # it must not reach a stream; and what fails once would fail with each event
             logger.exception("Receivers of signals could not be connected")
             is_done = True
-        if is_done and connect in _unconnected:
-            _unconnected.remove(connect)
+        if is_done:
+            with suppress(ValueError):  # another thread was quicker
+                _unconnected.remove(connect)
 
 
 # A thread doesn't survive a fork: the child starts its own when something happens.

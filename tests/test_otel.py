@@ -91,6 +91,12 @@ async def test_a_stream_is_a_span_from_its_acknowledgment_to_its_end(recorded):
     [long] = [point for point in durations.data.data_points if "error.type" not in point.attributes]
     assert (durations.unit, long.explicit_bounds, long.count) == ("s", otel.DURATIONS, 1)
     assert 0.05 <= long.sum < 5
+    operations = recorded.metrics()["mcp.server.operation.duration"]
+    assert [dict(point.attributes) for point in operations.data.data_points] == [
+        otel.REQUEST,
+        {**otel.REQUEST, "error.type": "server_error"},
+    ]
+    assert operations.data.data_points[0].explicit_bounds == otel.OPERATION_DURATIONS
 
 
 def test_notifications_are_counted_by_kind(recorded):

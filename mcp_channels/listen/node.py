@@ -236,10 +236,10 @@ class Node:
     @property
     def is_database_down(self) -> bool | None:
         """
-        Whether the last look did not reach the database; None where the node has no row and doesn't look.
+        Whether the database doesn't answer the node's looks; None where the node has no row and doesn't look.
         """
         beat = self._beat
-        return None if beat is None else beat.is_failing
+        return None if beat is None else beat.is_unanswered
 
     def _leave(self, key: int, *, is_shutdown: bool = False) -> "asyncio.Task[None]":
         """
