@@ -170,7 +170,7 @@ def test_what_waits_for_the_project_is_asked_until_it_is_there(dispatcher, signa
 
 
 PROCESS = """
-import os, threading, time
+import asyncio, os, time
 from multiprocessing import get_context
 import django
 django.setup()
@@ -183,20 +183,24 @@ def say(what):
 
 def receiver(sender, signal, **kwargs):
     time.sleep(0.2)
-    say(kwargs.get("kind") or kwargs["kinds"][0])
+    say(kwargs["kind"])
+
+async def published(sender, signal, **kwargs):
+    await asyncio.sleep(0.2)
+    # It needs a thread of a pool.
+    await asyncio.to_thread(say, kwargs["kinds"][0])
 
 def block(sender, signal, **kwargs):
     time.sleep(60)
 
 def child():
     telemetry.emit(signals.notification_dropped, None, endpoint="", kind="dropped")
-    telemetry.flush(5)
     signals.stream_started.connect(block)
     telemetry.emit(signals.stream_started, None, endpoint="", kinds=())
 
 parent = os.getpid()
 signals.notification_dropped.connect(receiver)
-signals.notification_published.connect(receiver)
+signals.notification_published.connect(published)
 telemetry.emit(signals.notification_dropped, None, endpoint="", kind="dropped")
 process = get_context("fork").Process(target=child)
 started = time.monotonic()

@@ -16,8 +16,7 @@ from mcp_channels.conf import settings
 from mcp_channels.endpoint.request import RETRY_AFTER
 from mcp_channels.listen import hub
 
-# Without a max-age, Django's own cache for the whole site would keep an answer.
-_never_stored: Final = method_decorator(cache_control(no_store=True, max_age=0), name="dispatch")
+_never_stored: Final = method_decorator(cache_control(no_store=True), name="dispatch")
 
 
 @_never_stored

@@ -37,7 +37,7 @@ SWEEP_INTERVAL: Final = 0.25
 
 class HubFullError(RuntimeError):
     """
-    The process holds as many streams as it may, or is shutting down.
+    The process holds as many streams as it may, or is shutting down; the text, for the client, says which.
     """
 
 
@@ -109,8 +109,10 @@ class Hub:
         Raises:
             HubFullError: there are ``max_streams`` streams, or the process is shutting down.
         """
-        if self.draining or not places.take(max_streams):
-            raise HubFullError
+        if self.draining:
+            raise HubFullError("The server is shutting down")
+        if not places.take(max_streams):
+            raise HubFullError("The server holds as many streams as it can")
         self._start()
         self.streams.add(stream)
         entries = [self._want(topic, stream) for topic in stream.topics]

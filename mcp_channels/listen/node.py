@@ -214,17 +214,17 @@ class Node:
         """
         Give back the place of a stream that has ended.
         """
-        if held.key is None:
+        key, held.key = held.key, None
+        if key is None:
             return
-        del self._held[held.key]
+        del self._held[key]
         if held.is_ordered:
-            self._handovers.ended(held.key)
-            orders.send([(held.key, ENDED)])
+            self._handovers.ended(key)
+            orders.send([(key, ENDED)])
         # A server that cancels its requests may end without draining first.
-        leaving = self._leave(held.key, is_shutdown=held.stream.reason == "shutdown")
+        leaving = self._leave(key, is_shutdown=held.stream.reason == "shutdown")
         # The wait is only for a process that is about to end.
         await asyncio.wait([leaving], timeout=RELEASE_TIMEOUT)
-        held.key = None
 
     @property
     def owes(self) -> bool:
