@@ -26,8 +26,8 @@ from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
 from mcp_channels.listen import frames
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
+from mcp_channels.listen.checking import Held
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.listen.node import Held
 from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Limits, Stream
 from mcp_channels.models import LiveStream
