@@ -300,7 +300,8 @@ class Publisher:
 
 async def _group_send(layer: Any, group: str, message: dict[str, object]) -> None:
     async with asyncio.timeout(SEND_TIMEOUT):
-        await layer.group_send(group, message)
+        # A layer may add to what it is given.
+        await layers.insist(lambda: layer.group_send(group, dict(message)))
 
 
 class _LoopThread:

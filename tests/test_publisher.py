@@ -36,7 +36,8 @@ class Layer(InMemoryChannelLayer):
 
     @property
     def topics(self) -> list[topics.Topic]:
-        return [topic for _, message in self.sent for topic in topics.read_changed(message)]
+        changes = [message for _, message in self.sent if message["type"] == topics.CHANGED]
+        return [topic for message in changes for topic in topics.read_changed(message)]
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
+from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
-from mcp_channels.topics import Topic
+from mcp_channels.topics import MalformedError, Topic
 
 LINGER: Final = 5.0
 """Seconds for which a topic's group is kept after its last stream went, and a hub after its last topic."""
@@ -35,7 +36,7 @@ SWEEP_INTERVAL: Final = 0.25
 
 class HubFullError(RuntimeError):
     """
-    The process holds as many streams as it may, or is shutting down.
+    The process holds as many streams as it may, or is shutting down; the text, for the client, says which.
     """
 
 
@@ -46,9 +47,9 @@ class _Entry:
 
     __slots__ = ("head", "joining", "streams", "topic")
 
-    def __init__(self, topic: Topic, joining: Joining) -> None:
+    def __init__(self, topic: Topic, head: bytes, joining: Joining) -> None:
         self.topic = topic
-        self.head = frames.notification_head(topic)
+        self.head = head
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
 
@@ -107,8 +108,10 @@ class Hub:
         Raises:
             HubFullError: there are ``max_streams`` streams, or the process is shutting down.
         """
-        if self.is_full(max_streams):
-            raise HubFullError
+        if self.draining:
+            raise HubFullError("The server is shutting down")
+        if not places.take(max_streams):
+            raise HubFullError("The server holds as many streams as it can")
         self._start()
         self.streams.add(stream)
         entries = [self._want(topic, stream) for topic in stream.topics]
@@ -122,7 +125,9 @@ class Hub:
         """
         Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
         """
-        self.streams.discard(stream)
+        if stream in self.streams:
+            self.streams.discard(stream)
+            places.give_back()
         self.drop(stream, stream.topics)
 
     def drop(self, stream: Stream, dropped: Collection[Topic]) -> None:
@@ -138,12 +143,6 @@ class Hub:
             entry.streams.discard(stream)
             if not entry.streams:
                 self._idle[topic] = now
-
-    def is_full(self, max_streams: int) -> bool:
-        """
-        Whether one more stream would be refused.
-        """
-        return self.draining or len(self.streams) >= max_streams
 
     def end_all(self, reason: Reason) -> None:
         """
@@ -178,7 +177,8 @@ class Hub:
     def _want(self, topic: Topic, stream: Stream) -> _Entry:
         entry = self._entries.get(topic)
         if entry is None:
-            entry = self._entries[topic] = _Entry(topic, self._membership.join(topic))
+            head = frames.notification_head(topic)
+            entry = self._entries[topic] = _Entry(topic, head, self._membership.join(topic))
         elif entry.joining is not None and entry.joining.done.done():
             entry.joining = None
         entry.streams.add(stream)
@@ -186,15 +186,21 @@ class Hub:
         return entry
 
     def _receive(self, message: dict[str, Any]) -> None:
-        if message.get("type") == topics.CHANGED:
-            for topic in topics.read_changed(message):
-                entry = self._entries.get(topic)
-                if entry is not None:
-                    self._mark(entry)
-        elif message.get("type") == topics.ORDERS:
-            self.node.receive(message)
-        elif message.get("type") == topics.RESYNC:
-            self._missed(None)
+        match message.get("type"):
+            case topics.CHANGED:
+                for topic in topics.read_changed(message):
+                    entry = self._entries.get(topic)
+                    if entry is not None:
+                        self._mark(entry)
+            case topics.ORDERS:
+                self.node.receive(message)
+            case topics.RESYNC:
+                self._missed(None)
+            case topics.SEQUENCE:
+                # Its number has been looked at.
+                pass
+            case _:
+                raise MalformedError("its type is unknown")
 
     def _missed(self, missed: Iterable[Topic] | None) -> None:
         entries = self._entries.values() if missed is None else map(self._entries.get, missed)

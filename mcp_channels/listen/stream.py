@@ -11,7 +11,6 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, cast, get_args
@@ -46,6 +45,12 @@ CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on its writes."""
 
 logger = logging.getLogger("mcp_channels.streams")
+
+
+class _WriteError(Exception):
+    """
+    The socket took nothing: a server tells of a client that left by exceptions of its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +271,9 @@ class Stream:
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
         self._begin(self._loop.time())
         kinds = self.filter.kinds()
-        acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
-        self.filter = None
         started = False
         try:
-            await self._write(write, acknowledgment)
-            del acknowledgment
+            await self._acknowledge(write)
             started = True
             signals.stream_started.send_robust(sender=Stream, endpoint=self.endpoint, kinds=kinds)
             await self._pump(write)
@@ -281,18 +283,26 @@ class Stream:
                 self.end("client_closed")
                 return
             self.end("shutdown")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSING_TIME):
-                    await self._close(write)
+            await self._close_at_last(write)
             raise
-        except Exception as error:  # a server tells of a peer that left by exceptions of its own
-            logger.debug("A write failed: %r", error)
+        except _WriteError as error:
+            logger.debug("A write failed: %r", error.__cause__)
             self.end("client_closed")
+        except Exception:  # the edge of one stream: whatever is wrong with it is nobody else's business
+            logger.exception("A stream of endpoint %s failed", self.endpoint)
+            self.end("server_error")
+            await self._close_at_last(write)
         finally:
             self._task = None
             self._pending.clear()
             if started:
                 self._report(kinds)
+
+    async def _acknowledge(self, write: Write) -> None:
+        assert self.filter is not None  # see serve
+        acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
+        self.filter = None
+        await self._write(write, acknowledgment)
 
     def _begin(self, now: float) -> None:
         """
@@ -339,6 +349,8 @@ class Stream:
         self._writing_until = now + allowed
         try:
             await write(data)
+        except Exception as error:
+            raise _WriteError from error
         finally:
             self._writing_until = None
 
@@ -351,6 +363,20 @@ class Stream:
                 await self._write_pending(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)
+
+    async def _close_at_last(self, write: Write) -> None:
+        """
+        Write the closing frames where little may be left to write them with.
+        """
+        try:
+            async with asyncio.timeout(CLOSING_TIME):
+                await self._close(write)
+        except _WriteError as error:
+            logger.debug("A write failed: %r", error.__cause__)
+        except TimeoutError:
+            pass
+        except Exception:  # as in serve; what the stream ends with is the end of its body
+            logger.exception("The end of a stream of endpoint %s could not be written", self.endpoint)
 
     def _abort(self) -> None:
         if self._task is not None and not self._aborted:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.integration.test_endings import check_closing
-from tests.support.http import Response, listen, listening
+from tests.support.http import Response, listen, listening, request
 from tests.support.processes import Server
 from tests.support.project import Project
 from tests.support.proxies import DEPLOY, Nginx, Unit, http2_client, listening_http2
@@ -173,6 +173,13 @@ async def test_servers_see_the_address_and_the_scheme_of_the_client(front):
         assert front.project.worker.run("result = models.LiveStream.objects.values('node').distinct().count()") == 2
     async with listen(front.port, kind, **{**options, "origin": origin.replace("https", "http")}) as response:
         assert response.status == 403
+
+
+async def test_what_is_none_of_the_servers_business_does_not_reach_them(front):
+    async with request(front.nginx.plain_port, path="/mcp?a=b", headers={"Host": "mcp.example.com"}) as response:
+        assert (response.status, response.header("location")) == (308, "https://mcp.example.com/mcp?a=b")
+    async with request(front.port, method="GET", path="/health/ready", tls=front.tls) as response:
+        assert (response.status, response.header("server")) == (404, "nginx")
 
 
 async def test_a_503_comes_through_with_its_retry_after(front):

@@ -228,6 +228,43 @@ async def test_a_write_that_fails_ends_its_stream_quietly():
         assert stream.reason == "client_closed"
 
 
+@pytest.mark.parametrize("broken", ["acknowledged", "notification"])
+async def test_a_stream_whose_frame_can_not_be_built_ends_with_an_error_of_the_server(monkeypatch, caplog, broken):
+    stream, socket = make(), Socket()
+    if broken == "acknowledged":
+        monkeypatch.setattr(frames, "acknowledged", lambda *args: 1 / 0)
+    async with serving(stream, socket) as task:
+        if broken == "notification":
+            stream.mark(TOOLS, None)
+            stream.wake()
+        await asyncio.wait([task], timeout=5)
+        assert stream.reason == "server_error"
+        assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+        assert socket.messages[-2]["params"]["reason"] == "server_error"
+    assert caplog.text.count("A stream of endpoint test failed") == 1
+
+
+async def test_closing_frames_that_can_not_be_built_leave_the_reason_as_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(frames, "closing", lambda *args, **kwargs: 1 / 0)
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        stream.end("superseded")
+        await asyncio.wait([task], timeout=5)
+        assert task.exception() is None
+        assert stream.reason == "superseded"
+    assert "The end of a stream of endpoint test could not be written" in caplog.text
+
+
+async def test_a_cancelled_stream_whose_socket_fails_is_cancelled_all_the_same():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        socket.error = ConnectionResetError("gone")
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+        assert stream.reason == "shutdown"
+
+
 async def test_a_write_that_takes_too_long_is_given_up():
     stream, socket = make(send_timeout=10), Socket()
     async with serving(stream, socket) as task:

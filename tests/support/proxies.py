@@ -86,6 +86,8 @@ class Nginx:
     def __init__(self, directory: Path, upstreams: Sequence[int], *, read_timeout: int) -> None:
         self.port = free_port()
         """Where it speaks TLS."""
+        self.plain_port = free_port()
+        """Where it tells a client to speak TLS."""
         self.careless_port, self.ignorant_port = free_port(), free_port()
         """
         Where it passes everything to the first server, without TLS and without anything that is said for event streams;
@@ -132,7 +134,7 @@ class Nginx:
     def _conf(self, directory: Path, server: int, read_timeout: int) -> str:
         changes = {
             "user www-data;": f"user {getpass.getuser()};" if os.geteuid() == 0 else "",
-            "listen 80;": f"listen 127.0.0.1:{free_port()};",
+            "listen 80;": f"listen 127.0.0.1:{self.plain_port};",
             "listen [::]:80;": "",
             "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
             "listen [::]:443 ssl;": "",
