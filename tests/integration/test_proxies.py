@@ -39,16 +39,13 @@ class Front:
         self.token = project.token()
 
     def unit(self, port: int | None) -> Unit:
-        return Unit(env=self.project.env, log=self.project.directory / "unit.log", port=port)
+        server = Unit(env=self.project.env, log=self.project.directory / "unit.log", port=port)
+        self.project._running.append(server)
+        return server
 
     def restart(self, index: int) -> None:
         port = self.servers[index].port
         self.servers[index] = self.project.serve("uvicorn", port=port) if index else self.unit(port)
-
-    def stop(self) -> None:
-        self.nginx.stop()
-        for server in self.servers:
-            server.stop()
 
     async def until(self, code: str, wanted: object) -> None:
         """
@@ -78,10 +75,12 @@ def front(tmp_path_factory, migrated, redis):
         CHANNEL_LAYER_CONFIG=json.dumps({"prefix": "front"}),
         MCP_CHANNELS_JSON=json.dumps({"KEEP_ALIVE_INTERVAL": 1, "MAX_STREAMS": MAX_STREAMS}),
     )
-    made = Front(project, tmp_path_factory.mktemp("nginx"))
-    yield made
-    made.stop()
-    project.stop()
+    try:
+        made = Front(project, tmp_path_factory.mktemp("nginx"))
+        yield made
+        made.nginx.stop()
+    finally:
+        project.stop()
 
 
 async def arrival(stream: Response) -> float:
@@ -179,7 +178,8 @@ async def test_what_is_none_of_the_servers_business_does_not_reach_them(front):
     async with request(front.nginx.plain_port, path="/mcp?a=b", headers={"Host": "mcp.example.com"}) as response:
         assert (response.status, response.header("location")) == (308, "https://mcp.example.com/mcp?a=b")
     async with request(front.port, method="GET", path="/health/ready", tls=front.tls) as response:
-        assert (response.status, response.header("server")) == (404, "nginx")
+        assert response.status == 404
+        assert b"nginx" in await response.body()
 
 
 async def test_a_503_comes_through_with_its_retry_after(front):

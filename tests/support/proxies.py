@@ -3,7 +3,6 @@ nginx and a server as the documentation has them configured, and a client that s
 """
 
 import asyncio
-import getpass
 import os
 import re
 import shlex
@@ -133,7 +132,7 @@ class Nginx:
 
     def _conf(self, directory: Path, server: int, read_timeout: int) -> str:
         changes = {
-            "user www-data;": f"user {getpass.getuser()};" if os.geteuid() == 0 else "",
+            "user www-data;": "user root;" if os.geteuid() == 0 else "",
             "listen 80;": f"listen 127.0.0.1:{self.plain_port};",
             "listen [::]:80;": "",
             "listen 443 ssl;": f"listen 127.0.0.1:{self.port} ssl;",
