@@ -183,6 +183,14 @@ class Node:
         """
         return self._beat is not None and bool(self._leaving or self._unreleased or self._beat.is_failing)
 
+    @property
+    def is_database_down(self) -> bool | None:
+        """
+        Whether the database doesn't answer the node's looks; None where the node has no row and doesn't look.
+        """
+        beat = self._beat
+        return None if beat is None else beat.is_unanswered
+
     def _leave(self, key: int, *, is_shutdown: bool = False) -> "asyncio.Task[None]":
         """
         Delete a stream's row; at a shutdown, with the last one the node's as well.
