@@ -26,8 +26,8 @@ from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
 from mcp_channels.listen import frames
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
+from mcp_channels.listen.checking import Held
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.listen.node import Held
 from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Limits, Stream
 from mcp_channels.models import LiveStream
@@ -45,8 +45,6 @@ CORS_HEADERS: Final = (
 
 LAST_WORD_TIMEOUT: Final = 1.0
 """Seconds for the empty body that ends a response; a socket that takes nothing is left to the server."""
-
-FULL: Final = "The server holds as many streams as it can"
 
 logger = logging.getLogger("mcp_channels.endpoint")
 
@@ -160,7 +158,7 @@ class _Exchange:
         try:
             await self._admit(hub, listener)
             del listener
-            await self._stream(stream)
+            await self._stream(hub, held)
         finally:
             watcher.cancel()
             hub.detach(stream)
@@ -172,8 +170,8 @@ class _Exchange:
             # A process that is full supersedes nobody.
             await hub.attach(stream, max_streams=settings.max_streams)
             is_admitted = await hub.node.admit(listener.held, listener.candidate)
-        except HubFullError:
-            raise _busy(FULL, stream.request_id) from None
+        except HubFullError as error:
+            raise _busy(str(error), stream.request_id) from None
         except NotAdmittedError as error:
             raise Refusal(403, types.INVALID_REQUEST, str(error), request_id=stream.request_id) from None
         if not is_admitted:
@@ -225,7 +223,7 @@ class _Exchange:
                 send.close()
                 places.give_back()
         else:
-            raise _busy(FULL)
+            raise _busy("The server holds as many streams as it can")
 
     async def _forward(
         self,
@@ -309,7 +307,7 @@ class _Exchange:
         held = Held(stream, self.endpoint.check, incoming.Credentials(self.scope), checked_at)
         return _Listener(held, Candidate(caller.principal, row))
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _stream(self, hub: Hub, held: Held) -> None:
         flow = flow_of(self._send)
         send = self._send
 
@@ -320,10 +318,13 @@ class _Exchange:
 
         try:
             await self._start(200, STREAM_HEADERS)
-            await stream.serve(write)
+            await held.stream.serve(write)
         finally:
             if flow is not None:
                 flow.close()
+            if hub.draining:
+                # A server may exit as soon as its last response has ended.
+                await hub.node.release(held)
             # Without this, some servers would never end the response.
             await self._last_word()
 

@@ -14,6 +14,12 @@ class Places:
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """
+        Forget who has one. A forked child starts with it.
+        """
         self._lock = threading.Lock()
         self.taken = 0
         """Places that are taken."""

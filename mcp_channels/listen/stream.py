@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, cast, get_args
 
-from mcp_channels import signals
+from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
 from mcp_channels.topics import Topic
@@ -156,7 +156,7 @@ class Stream:
             if self.reason is not None:
                 return
             if len(pending) >= self._limits.max_queue:
-                signals.notification_dropped.send_robust(sender=Stream, endpoint=self.endpoint, kind=topic.kind)
+                telemetry.emit(signals.notification_dropped, Stream, endpoint=self.endpoint, kind=topic.kind)
                 return
         pending[topic] = head
 
@@ -275,7 +275,7 @@ class Stream:
         try:
             await self._acknowledge(write)
             started = True
-            signals.stream_started.send_robust(sender=Stream, endpoint=self.endpoint, kinds=kinds)
+            telemetry.emit(signals.stream_started, Stream, endpoint=self.endpoint, kinds=kinds)
             await self._pump(write)
             await self._close(write)
         except asyncio.CancelledError:
@@ -400,8 +400,9 @@ class Stream:
                 "duration": duration,
             },
         )
-        signals.stream_stopped.send_robust(
-            sender=Stream,
+        telemetry.emit(
+            signals.stream_stopped,
+            Stream,
             endpoint=self.endpoint,
             kinds=kinds,
             reason=self.reason,

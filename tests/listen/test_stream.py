@@ -4,11 +4,12 @@ A stream against a recording socket, without HTTP and without a hub.
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
 
-from mcp_channels import signals
+from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.stream import FRAMES_AT_ONCE, Limits, Stream
@@ -139,6 +140,7 @@ async def test_what_is_over_the_queue_is_dropped_alone():
             socket.open.set()
             await settle()
             assert [message["params"].get("uri") for message in socket.messages[1:]] == ["a", "b", "c"]
+        assert telemetry.flush(5)
         assert dropped == ["resource"]
     finally:
         signals.notification_dropped.receivers.clear()
@@ -350,23 +352,35 @@ async def test_signals_tell_of_start_and_stop_without_uris():
             mark(stream, TOOLS)
             stream.end("superseded")
             await asyncio.wait_for(task, 5)
+        assert telemetry.flush(5)
     finally:
         signals.stream_started.disconnect(started)
         signals.stream_stopped.disconnect(started)
     begun, ended = seen
     kinds = ("toolsListChanged", "resourceSubscriptions")
+    assert begun.pop("at") <= ended.pop("at")
     assert begun == {"endpoint": "test", "kinds": kinds}
     assert ended.pop("duration") >= 0
     assert ended == {"endpoint": "test", "kinds": kinds, "reason": "superseded", "delivered": 1}
     assert "secret" not in str(seen)
 
 
-async def test_a_receiver_that_raises_does_no_harm():
-    def receiver(sender, **kwargs):
+async def test_receivers_that_raise_or_block_do_no_harm():
+    may_go_on, told = threading.Event(), []
+
+    def blocking(sender, **kwargs):
+        may_go_on.wait(10)
+
+    def raising(sender, **kwargs):
         raise RuntimeError("mine")
 
-    for signal in (signals.stream_started, signals.stream_stopped):
-        signal.connect(receiver)
+    def last(sender, **kwargs):
+        told.append(kwargs.get("reason"))
+
+    receivers = [blocking, raising, last]
+    for receiver in receivers:
+        signals.stream_started.connect(receiver)
+        signals.stream_stopped.connect(receiver)
     stream, socket = make(), Socket()
     try:
         async with serving(stream, socket) as task:
@@ -374,9 +388,15 @@ async def test_a_receiver_that_raises_does_no_harm():
             stream.end("shutdown")
             await asyncio.wait_for(task, 5)
             assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+        assert told == []
+        may_go_on.set()
+        assert telemetry.flush(5)
+        assert told == [None, "shutdown"]
     finally:
-        for signal in (signals.stream_started, signals.stream_stopped):
-            signal.disconnect(receiver)
+        may_go_on.set()
+        for receiver in receivers:
+            signals.stream_started.disconnect(receiver)
+            signals.stream_stopped.disconnect(receiver)
 
 
 async def test_a_wait_is_not_cut_short_by_what_is_to_be_told():
