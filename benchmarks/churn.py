@@ -174,7 +174,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=50_000, help="streams that are opened and closed")
     parser.add_argument("--server", choices=SERVERS, default="uvicorn", help="the ASGI server")
     parser.add_argument("--layer", choices=("pubsub", "core"), default="pubsub", help="the channel layer")
-    parser.add_argument("--warm-up", type=int, default=16_000, help="streams before which memory may still grow")
+    parser.add_argument("--warm-up", type=int, default=25_000, help="streams before which memory may still grow")
     parser.add_argument("--concurrency", type=int, default=16, help="streams at the same time")
     parser.add_argument("--principals", type=int, default=200, help="principals that supersede their own streams")
     parser.add_argument(

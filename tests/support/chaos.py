@@ -230,12 +230,12 @@ class Chaos:
                 for uri, held in copy.held.items()
                 if held != database[uri]
             }
-            if different:
+            is_late = time.monotonic() > deadline
+            if not self.outcome.seconds_to_equal and (is_late or not different):
                 self.outcome.seconds_to_equal = time.monotonic() - over
-            if not different or time.monotonic() > deadline:
                 self.outcome.different = different
             # Nobody is left who believes that the layer is down.
-            if time.monotonic() > deadline or (not different and self._are_all_back()):
+            if is_late or (not different and self._are_all_back()):
                 return
             await asyncio.sleep(0.1)
 
