@@ -41,6 +41,7 @@ def test_every_check_of_the_official_suite_succeeds(suite: Suite, tmp_path: Path
         log=tmp_path / "server.log",
         application="tests.conformance.asgi:application",
         arguments=arguments,
+        plain=True,
     )
     try:
         report = suite.run(f"{server.url}/mcp", tmp_path / "report")

@@ -84,7 +84,7 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
 
 @pytest.mark.parametrize("kind", ["uvicorn", "granian", "hypercorn"])
 async def test_servers_with_several_workers_close_their_streams(project, kind):
-    server = project.serve(kind, arguments=["--workers", "2"])
+    server = project.serve(kind, arguments=["--workers", "2"], plain=True)
     token = project.token()
     async with AsyncExitStack() as stack:
         streams = [

@@ -13,7 +13,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import forked
+
+ROOT = forked.ROOT
 START_TIMEOUT = 60.0
 SERVERS = ("daphne", "uvicorn", "granian", "hypercorn")
 
@@ -27,7 +29,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_for_port(port: int, process: subprocess.Popen | None = None, timeout: float = START_TIMEOUT) -> None:
+def wait_for_port(
+    port: int, process: subprocess.Popen | forked.Process | None = None, timeout: float = START_TIMEOUT
+) -> None:
     """
     Return when something accepts connections at ``port``.
     """
@@ -163,7 +167,8 @@ def _postgres_bin(package: Path) -> Path:
 
 class Server:
     """
-    One ASGI server process, with its log in a file.
+    One ASGI server process, with its log in a file. A plain one is started as users start it, which takes seconds of
+    the processor's time: where that is tested or measured, and where the server itself starts others.
     """
 
     def __init__(
@@ -175,13 +180,19 @@ class Server:
         application: str = "example_project.asgi:application",
         port: int | None = None,
         arguments: Sequence[str] = (),
+        plain: bool = False,
     ) -> None:
         self.kind = kind
         self.port = port or free_port()
         self.log = log
-        command = [sys.executable, "-m", *self._command(kind, application), *arguments]
+        command = ["-m", *self._command(kind, application), *arguments]
         with log.open("ab") as output:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+            self.process: subprocess.Popen | forked.Process
+            if plain:
+                command = [sys.executable, *command]
+                self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+            else:
+                self.process = forked.Process(command, env=env, stdout=output, stderr=output)
         try:
             wait_for_port(self.port, self.process)
         except RuntimeError as error:
@@ -231,14 +242,8 @@ class Worker:
 
     def __init__(self, env: dict[str, str], log: Path) -> None:
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.worker"],
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
+            self.process = forked.Process(
+                ["-m", "tests.support.worker"], env=env, stdin=forked.PIPE, stdout=forked.PIPE, stderr=output
             )
 
     def run(self, code: str, *, flush: bool = True, **values: object) -> object:
