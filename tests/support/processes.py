@@ -264,7 +264,17 @@ class Worker:
             raise RuntimeError(answer["error"])
         return answer["result"]
 
-    def stop(self) -> int:
+    def terminate(self) -> None:
+        """
+        Give it no more code: it ends when it has done what it is at.
+        """
         self.process.stdin.close()
+
+    def stop(self) -> int:
+        self.terminate()
         self.process.stdout.close()
-        return self.process.wait(10)
+        try:
+            return self.process.wait(START_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise

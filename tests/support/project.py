@@ -101,6 +101,11 @@ result = models.AccessToken.objects.issue(principal, lifetime=lifetime)[1]
         self.worker.run("note = Note.objects.get(pk=pk); note.body += '.'; note.save()", pk=pk)
 
     def stop(self) -> None:
+        """
+        End the processes, all at once.
+        """
+        for running in self._running:
+            running.terminate()
         for running in reversed(self._running):
             running.stop()
         self._running.clear()
