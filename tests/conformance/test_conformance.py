@@ -11,6 +11,7 @@ import pytest
 from tests.conformance.suite import Suite
 from tests.support.processes import Server
 
+pytestmark = pytest.mark.long
 SCENARIOS = 40
 CHECKS = 152
 """What a server passes that answers ``tools/list`` with JSON; one with an SSE stream is given one check more."""
