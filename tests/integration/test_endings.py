@@ -62,7 +62,7 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
     watched = tmp_path / "watched"
     watched.mkdir()
     (watched / "changed.py").write_text("")
-    server = project.serve("uvicorn", arguments=["--reload", "--reload-dir", str(watched)])
+    server = project.serve("uvicorn", arguments=["--reload", "--reload-dir", str(watched)], plain=True)
     token = project.token()
     async with listening(server.port, {"toolsListChanged": True}, token=token) as stream:
         started = time.monotonic()
