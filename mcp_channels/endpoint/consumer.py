@@ -175,7 +175,7 @@ class _Exchange:
         except NotAdmittedError as error:
             raise Refusal(403, types.INVALID_REQUEST, str(error), request_id=stream.request_id) from None
         if not is_admitted:
-            raise _busy("The server is shutting down, or the client left", stream.request_id)
+            raise _busy(f"The stream ended before it was open: {stream.reason}", stream.request_id)
 
     async def refuse(self, refusal: Refusal) -> None:
         """

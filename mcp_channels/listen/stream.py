@@ -138,7 +138,7 @@ class Stream:
         self._pending: dict[Topic, bytes] = {}
         self._opened_at = self._idle_since = self._silent_since = self._loop.time()
         self._expires_at = None if expires_in is None else self._opened_at + expires_in
-        self._lasts_until = None if limits.lifetime is None else self._opened_at + limits.lifetime
+        self._lasts_until: float | None = None
         self._keep_alive_due = False
         self._writing_until: float | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -235,6 +235,9 @@ class Stream:
             self._end_if_over(now)
         if self.reason is not None:
             return now + CLOSING_TIME if self._writing_until is None else self._writing_until
+        if self._task is None:
+            # It is still being let in: what counts from the acknowledgment has not begun.
+            return now + CLOSING_TIME if self._expires_at is None else self._expires_at
         due = [at for at in (self._expires_at, self._lasts_until, self._writing_until) if at is not None]
         if self._writing_until is None:
             if now >= self._silent_since + self._limits.keep_alive:
@@ -308,8 +311,8 @@ class Stream:
         """
         Count from here: being let in may take some time, which isn't the stream's.
         """
-        if self._lasts_until is not None:
-            self._lasts_until += now - self._opened_at
+        if self._limits.lifetime is not None:
+            self._lasts_until = now + self._limits.lifetime
         self._opened_at = self._idle_since = self._silent_since = now
 
     async def _pump(self, write: Write) -> None:

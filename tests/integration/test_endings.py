@@ -62,7 +62,7 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
     watched = tmp_path / "watched"
     watched.mkdir()
     (watched / "changed.py").write_text("")
-    server = project.serve("uvicorn", arguments=["--reload", "--reload-dir", str(watched)])
+    server = project.serve("uvicorn", arguments=["--reload", "--reload-dir", str(watched)], plain=True)
     token = project.token()
     async with listening(server.port, {"toolsListChanged": True}, token=token) as stream:
         started = time.monotonic()
@@ -82,10 +82,18 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
     assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "granian", "hypercorn"])
+WORKS = {"uvicorn": "Application startup complete", "granian": "Started worker-", "hypercorn": "Running on"}
+"""What each worker writes into the log once it serves."""
+
+
+@pytest.mark.parametrize("kind", WORKS)
 async def test_servers_with_several_workers_close_their_streams(project, kind):
-    server = project.serve(kind, arguments=["--workers", "2"])
+    server = project.serve(kind, arguments=["--workers", "2"], plain=True)
     token = project.token()
+    async with asyncio.timeout(60):
+        # Their parent listens before them; one that is told to stop while it starts does so when it has started.
+        while server.read_log().count(WORKS[kind]) < 2:
+            await asyncio.sleep(0.05)
     async with AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(listening(server.port, {"toolsListChanged": True}, token=token))

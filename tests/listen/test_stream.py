@@ -330,6 +330,24 @@ async def test_a_deadline_ends_the_stream(options, reason):
         assert stream.reason == reason
 
 
+async def test_what_counts_from_the_acknowledgment_does_not_begin_before_it():
+    stream, socket = make(lifetime=5, idle=1, keep_alive=1), Socket()
+    now = asyncio.get_running_loop().time()
+    assert stream.tick(now + 60) > now + 60
+    assert stream.reason is None
+    async with serving(stream, socket):
+        stream.tick(now + 0.5)
+        assert stream.reason is None
+
+
+async def test_a_credential_may_expire_while_its_stream_is_let_in():
+    stream = make(expires_in=1)
+    now = asyncio.get_running_loop().time()
+    assert stream.tick(now) == pytest.approx(now + 1, abs=0.1)
+    stream.tick(now + 1.1)
+    assert stream.reason == "token_expired"
+
+
 async def test_an_expired_credential_hears_nothing_even_before_the_sweep():
     stream, socket = make(expires_in=0.0), Socket()
     async with serving(stream, socket) as task:
