@@ -9,7 +9,7 @@ from tests.support.chaos import Chaos
 from tests.support.project import LAYERS
 
 FAULTS = {
-    "pubsub": ("all cut", "poisoned", "stopped", "server paused", "subscribers cut", "server killed", "writer killed"),
+    "pubsub": ("all cut", "poisoned", "server paused", "subscribers cut", "server killed", "writer killed", "stopped"),
     "core": ("groups forgotten", "filled", "stopped", "server killed", "flushed", "writer killed", "connections cut"),
 }
 
