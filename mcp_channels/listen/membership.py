@@ -326,7 +326,7 @@ class Membership:
             some = list(itertools.islice(self._leaving, PORTION))
             left = self._groups_of([topic for topic in some if topic not in self._wanted])
             async with asyncio.timeout(OPERATION_TIMEOUT):
-                await asyncio.gather(*(self.layer.group_discard(group, self._channel) for group in left))
+                await asyncio.gather(*(self._discard(group, self._channel) for group in left))
             # Not before: if the layer failed, the groups are still to be left. What was added stands behind them.
             for _ in some:
                 self._leaving.popleft()
@@ -334,7 +334,7 @@ class Membership:
     async def _forget_dead(self) -> None:
         while self._dead:
             async with asyncio.timeout(OPERATION_TIMEOUT):
-                await self.layer.group_discard(topics.EVERY_HUB, self._dead[-1])
+                await self._discard(topics.EVERY_HUB, self._dead[-1])
             self._dead.pop()
 
     async def _renew(self) -> None:
@@ -362,6 +362,9 @@ class Membership:
 
     async def _add_one(self, group: str) -> None:
         await layers.insist(lambda: self.layer.group_add(group, self._channel))
+
+    async def _discard(self, group: str, channel: str | None) -> None:
+        await layers.insist(lambda: self.layer.group_discard(group, channel))
 
     # Outages
 
