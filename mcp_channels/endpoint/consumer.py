@@ -20,7 +20,7 @@ from mcp_channels.auth.principals import Caller
 from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
 from mcp_channels.endpoint.endpoint import Endpoint, seconds_until
-from mcp_channels.endpoint.flow import BoundedSend, abort, flow_of
+from mcp_channels.endpoint.flow import BoundedSend, Flow, flow_of
 from mcp_channels.endpoint.request import ClientGoneError, Refusal
 from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
@@ -152,17 +152,29 @@ class _Exchange:
         layer = get_channel_layer(settings.channel_layer)
         if layer is None:
             raise _busy(f"No channel layer {settings.channel_layer!r} is configured", stream.request_id)
-        self.scope = None  # type: ignore[assignment]  # it isn't needed any more, and it is large
         hub = Hub.current(layer)
         watcher = asyncio.create_task(_watch(self.receive, stream), name="mcp_channels-disconnect")
+        flow = None
         try:
             await self._admit(hub, listener)
             del listener
-            await self._stream(hub, held)
+            flow = flow_of(self.scope, self._send)
+            self.scope = None  # type: ignore[assignment]  # it isn't needed any more, and it is large
+            await stream.serve(self._write, flow)
         finally:
             watcher.cancel()
             hub.detach(stream)
-            await hub.node.release(held)
+            # A client that takes nothing doesn't hold it up.
+            releasing = asyncio.create_task(hub.node.release(held), name="mcp_channels-release")
+            if hub.draining:
+                # A server may exit as soon as its last response has ended.
+                await releasing
+            try:
+                # At once: a server that cancels its requests waits for nothing that comes later.
+                if flow is not None:
+                    await self._finish(flow, is_stalled=stream.is_stalled)
+            finally:
+                await releasing
 
     async def _admit(self, hub: Hub, listener: "_Listener") -> None:
         stream = listener.held.stream
@@ -211,16 +223,19 @@ class _Exchange:
         """
         caller = (await self.endpoint.admit(request)).caller
         if not takes_place:
-            await self._forward(caller, receive, self._send)
+            if await self._forward(caller, receive, self._send):
+                await self._finish(Flow())
         elif places.take(settings.max_streams):
-            send = BoundedSend(self._send, seconds=settings.send_timeout)
+            flow = flow_of(self.scope, self._send)
+            send = BoundedSend(self._send, flow, seconds=settings.send_timeout)
             try:
-                await self._forward(caller, receive, send, is_stream=is_stream)
+                if await self._forward(caller, receive, send, is_stream=is_stream):
+                    await self._finish(flow)
             except Exception:
                 if not send.is_stalled:
                     raise
             finally:
-                send.close()
+                flow.close()
                 places.give_back()
         else:
             raise _busy("The server holds as many streams as it can")
@@ -232,13 +247,16 @@ class _Exchange:
         send: Callable[[Any], Awaitable[None]],
         *,
         is_stream: bool = False,
-    ) -> None:
+    ) -> bool:
+        """
+        Return whether the response was cut off, and is still to be ended.
+        """
         if self._origin is not None:
             send = self._with_cors(send)
         if is_stream:
             send = _opening(send)
         limits = [settings.max_stream_lifetime, seconds_until(caller)] if is_stream else []
-        was_cut = await self.endpoint.upstream(
+        return await self.endpoint.upstream(
             self.scope,
             receive,
             send,
@@ -246,8 +264,6 @@ class _Exchange:
             lasts=min((limit for limit in limits if limit is not None), default=None),
             is_stream=is_stream,
         )
-        if was_cut:
-            await self._last_word()
 
     def _with_cors(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def send_with_cors(message: Any) -> None:
@@ -307,34 +323,23 @@ class _Exchange:
         held = Held(stream, self.endpoint.check, incoming.Credentials(self.scope), checked_at)
         return _Listener(held, Candidate(caller.principal, row))
 
-    async def _stream(self, hub: Hub, held: Held) -> None:
-        flow = flow_of(self._send)
-        send = self._send
-
-        async def write(data: bytes) -> None:
-            if flow is not None:
-                await flow.wait()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
-        try:
+    async def _write(self, data: bytes) -> None:
+        if not self.started:
+            # With the first write, so that it has no longer: an earlier response may stand in the way of the head.
             await self._start(200, STREAM_HEADERS)
-            await held.stream.serve(write)
-        finally:
-            if flow is not None:
-                flow.close()
-            if hub.draining:
-                # A server may exit as soon as its last response has ended.
-                await hub.node.release(held)
-            # Without this, some servers would never end the response.
-            await self._last_word()
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def _last_word(self) -> None:
+    async def _finish(self, flow: Flow, *, is_stalled: bool = False) -> None:
+        flow.close()
+        if is_stalled and flow.abort():
+            return
         try:
+            # Without this, some servers would never end the response.
             async with asyncio.timeout(LAST_WORD_TIMEOUT):
                 await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         except Exception as error:  # the client is gone, or its socket takes nothing: the server sees to it
             logger.debug("The last message of a stream could not be sent: %r", error)
-            abort(self._send)
+            flow.abort()
 
 
 class _Listener(NamedTuple):

@@ -10,14 +10,16 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from typing import Final, Literal, cast, get_args
 
 from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
+from mcp_channels.listen.flow import Flow
 from mcp_channels.topics import Topic
 
 Reason = Literal[
@@ -36,13 +38,13 @@ REASONS: Final = frozenset(get_args(Reason))
 """All of them."""
 
 Write = Callable[[bytes], Awaitable[None]]
-"""Writes bytes to the client, and returns when the socket has taken them."""
+"""Writes bytes to the client, and returns when they are on their way."""
 
 FRAMES_AT_ONCE: Final = 256
 """The most notifications in one write: the rest stay in the set, where a newer change costs nothing."""
 
 CLOSING_TIME: Final = 1.5
-"""Seconds that a stream which must end may still spend on its writes."""
+"""Seconds that a stream which must end may still spend on all of its writes."""
 
 logger = logging.getLogger("mcp_channels.streams")
 
@@ -75,8 +77,9 @@ class Stream:
 
     __slots__ = (
         "__weakref__",
-        "_aborted",
+        "_closes_by",
         "_expires_at",
+        "_flow",
         "_idle_since",
         "_is_held",
         "_keep_alive_due",
@@ -84,10 +87,10 @@ class Stream:
         "_limits",
         "_loop",
         "_opened_at",
-        "_pending",
         "_server_info",
         "_silent_since",
         "_tail",
+        "_taken",
         "_task",
         "_waiter",
         "_writing_until",
@@ -96,6 +99,8 @@ class Stream:
         "endpoint",
         "filter",
         "id",
+        "is_stalled",
+        "pending",
         "principal",
         "reason",
         "request_id",
@@ -132,10 +137,13 @@ class Stream:
         """When the last of them was, by the loop's clock."""
         self.principal = principal
         """The principal's key, for the log alone."""
+        self.is_stalled = False
+        """Whether it was ended in the middle of a write, which the client did not take."""
         self._server_info = server_info
         self._limits = limits
         self._tail = frames.frame(b"", self.id)
-        self._pending: dict[Topic, bytes] = {}
+        self.pending: dict[Topic, bytes] = {}
+        """What is still to be told: topics, and their frames up to the subscription id."""
         self._opened_at = self._idle_since = self._silent_since = self._loop.time()
         self._expires_at = None if expires_in is None else self._opened_at + expires_in
         self._lasts_until: float | None = None
@@ -143,7 +151,9 @@ class Stream:
         self._writing_until: float | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._task: asyncio.Task[object] | None = None
-        self._aborted = False
+        self._flow = Flow()
+        self._taken: int | None = None
+        self._closes_by: float | None = None
         self._is_held = False
 
     def mark(self, topic: Topic, head: bytes) -> None:
@@ -151,7 +161,7 @@ class Stream:
         Say that ``topic`` changed; ``head`` is its frame up to the subscription id. Costs nothing if it is pending.
         The writer takes it when it is through with what it writes, or when it is woken.
         """
-        pending = self._pending
+        pending = self.pending
         if topic not in pending:
             if self.reason is not None:
                 return
@@ -174,8 +184,9 @@ class Stream:
         if self.reason is not None:
             return
         self.reason = reason
+        self._closes_by = self._loop.time() + CLOSING_TIME
         if self._writing_until is not None:
-            self._writing_until = min(self._writing_until, self._loop.time() + CLOSING_TIME)
+            self._writing_until = min(self._writing_until, self._closes_by)
         self.wake()
 
     async def ends_within(self, seconds: float) -> bool:
@@ -211,7 +222,7 @@ class Stream:
         Hear no more of these topics, and don't tell of them if they are still to be told.
         """
         for topic in lost:
-            self._pending.pop(topic, None)
+            self.pending.pop(topic, None)
         gone = set(lost)
         self.topics = tuple(topic for topic in self.topics if topic not in gone)
         if self.filter is not None:
@@ -228,7 +239,7 @@ class Stream:
         """
         Do what is due at ``now`` (the loop's clock), and return when to look again.
         """
-        if self._writing_until is not None and now >= self._writing_until:
+        if self._writing_until is not None and not self._is_taken(now):
             self._abort()
             return now + CLOSING_TIME
         if self.reason is None:
@@ -247,6 +258,18 @@ class Stream:
                 due.append(self._silent_since + self._limits.keep_alive)
         return min(due)
 
+    def _is_taken(self, now: float) -> bool:
+        """
+        Whether there is time left for what is being written. A client that takes some of it isn't stalled, and has half
+        of the time from then on. Not all: of a client that stalls, the kernel still takes a little for some seconds.
+        """
+        assert self._writing_until is not None  # something is being written
+        if self.reason is None:
+            before, self._taken = self._taken, self._flow.taken()
+            if before is not None and self._taken != before:
+                self._writing_until = max(self._writing_until, now + self._limits.send_timeout / 2)
+        return now < self._writing_until
+
     def _end_if_over(self, now: float) -> None:
         if self._is_expired(now):
             self.end("token_expired")
@@ -264,14 +287,16 @@ class Stream:
             self._keep_alive_due = True
             self.wake()
 
-    async def serve(self, write: Write) -> None:
+    async def serve(self, write: Write, flow: Flow | None = None) -> None:
         """
-        Write the stream until it ends; the calling task is its only writer.
+        Write the stream until it ends; the calling task is its only writer. ``flow`` is what is known of the socket.
 
         Cancelling it from outside is a shutdown of the server: the closing frames are written, then it raises.
         """
         assert self.filter is not None  # a stream is served once
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
+        if flow is not None:
+            self._flow = flow
         self._begin(self._loop.time())
         kinds = self.filter.kinds()
         started = False
@@ -282,7 +307,7 @@ class Stream:
             await self._pump(write)
             await self._close(write)
         except asyncio.CancelledError:
-            if self._aborted and self._task.uncancel() == 0:
+            if self.is_stalled and self._task.uncancel() == 0:
                 self.end("client_closed")
                 return
             self.end("shutdown")
@@ -293,11 +318,14 @@ class Stream:
             self.end("client_closed")
         except Exception:  # the edge of one stream: whatever is wrong with it is nobody else's business
             logger.exception("A stream of endpoint %s failed", self.endpoint)
+            # Whatever it was that could not be written is not tried again.
+            self.pending.clear()
             self.end("server_error")
             await self._close_at_last(write)
         finally:
             self._task = None
-            self._pending.clear()
+            self._flow = Flow()
+            self.pending.clear()
             if started:
                 self._report(kinds)
 
@@ -317,14 +345,13 @@ class Stream:
 
     async def _pump(self, write: Write) -> None:
         while self.reason is None:
-            if self._pending and not self._is_held:
-                # The sweep may be a moment late; what the caller may no longer hear isn't told in it.
-                if self._is_expired(self._loop.time()):
-                    self.end("token_expired")
-                else:
-                    await self._write_pending(write)
+            if self._has_news():
+                await self._write_news(write)
             elif self._keep_alive_due:
                 await self._write(write, frames.KEEP_ALIVE)
+            elif self.pending and not self._is_held:
+                # The sweep may be a moment late; what the caller may no longer hear isn't told in it.
+                self.end("token_expired")
             else:
                 self._waiter = self._loop.create_future()
                 try:
@@ -332,38 +359,68 @@ class Stream:
                 finally:
                     self._waiter = None
 
-    async def _write_pending(self, write: Write) -> None:
-        pending = self._pending
-        if len(pending) <= FRAMES_AT_ONCE:
-            heads = list(pending.values())
-            pending.clear()
-        else:
-            taken = list(islice(pending, FRAMES_AT_ONCE))
-            heads = [pending.pop(topic) for topic in taken]
-        await self._write(write, self._tail.join(heads) + self._tail)
+    def _has_news(self) -> bool:
+        """
+        Whether there is something to tell that the caller may hear.
+        """
+        if not self.pending or self._is_held or self.reason in ("revoked", "token_expired"):
+            return False
+        return not self._is_expired(self._loop.time())
+
+    async def _write_news(self, write: Write) -> None:
+        with self._writing():
+            # Before it is settled what to tell: while the socket is full, a newer change costs nothing, and it may turn
+            # out that the caller may not hear it.
+            await self._flow.wait()
+            if not self._has_news():
+                return
+            heads = self._take()
+            await _write_to(write, self._tail.join(heads) + self._tail)
         self.delivered += len(heads)
         self._idle_since = self.delivered_at = self._silent_since
 
+    def _take(self) -> list[bytes]:
+        """
+        Take from the set what goes into one write.
+        """
+        pending = self.pending
+        heads = list(islice(pending.values(), FRAMES_AT_ONCE))
+        tail, piece = len(self._tail), self._flow.piece
+        if sum(map(len, heads)) + len(heads) * tail > piece:
+            ends = accumulate(len(head) + tail for head in heads)
+            del heads[max(1, sum(1 for _ in takewhile(piece.__ge__, ends))) :]
+        if len(heads) == len(pending):
+            pending.clear()
+        else:
+            for topic in list(islice(pending, len(heads))):
+                del pending[topic]
+        return heads
+
     async def _write(self, write: Write, data: bytes) -> None:
+        with self._writing():
+            await self._flow.wait()
+            await _write_to(write, data)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """
+        Bound the time of a write.
+        """
         now = self._loop.time()
         self._keep_alive_due = False
         self._silent_since = now
-        allowed = self._limits.send_timeout if self.reason is None else CLOSING_TIME
-        self._writing_until = now + allowed
+        self._taken = None
+        self._writing_until = now + self._limits.send_timeout if self._closes_by is None else self._closes_by
         try:
-            await write(data)
-        except Exception as error:
-            raise _WriteError from error
+            yield
         finally:
             self._writing_until = None
 
     async def _close(self, write: Write) -> None:
         if self.reason is None or self.reason == "client_closed":
             return
-        # What the caller may no longer hear is not told on the way out either.
-        if self.reason not in ("revoked", "token_expired"):
-            while self._pending and not self._is_held and not self._is_expired(self._loop.time()):
-                await self._write_pending(write)
+        while self._has_news():
+            await self._write_news(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)
 
@@ -382,8 +439,8 @@ class Stream:
             logger.exception("The end of a stream of endpoint %s could not be written", self.endpoint)
 
     def _abort(self) -> None:
-        if self._task is not None and not self._aborted:
-            self._aborted = True
+        if self._task is not None and not self.is_stalled:
+            self.is_stalled = True
             self._task.cancel()
 
     def _report(self, kinds: tuple[str, ...]) -> None:
@@ -412,3 +469,10 @@ class Stream:
             duration=duration,
             delivered=self.delivered,
         )
+
+
+async def _write_to(write: Write, data: bytes) -> None:
+    try:
+        await write(data)
+    except Exception as error:
+        raise _WriteError from error

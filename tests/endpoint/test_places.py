@@ -116,6 +116,21 @@ async def test_a_caller_that_takes_nothing_loses_its_place_after_the_send_timeou
     assert "Traceback" not in caplog.text
 
 
+async def test_a_listener_that_does_not_even_take_the_head_loses_its_place_after_the_send_timeout(application, caplog):
+    received = asyncio.Queue()
+    received.put_nowait(body())
+
+    async def stalled(message) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async with asyncio.timeout(5):
+        await application(asgi_scope(), received.get, stalled)
+    assert "Traceback" not in caplog.text
+    listening = Connection(application, body())
+    await opened(listening)
+    await listening.leave()
+
+
 @pytest.mark.parametrize("is_batch", [False, True])
 async def test_the_call_of_an_older_revision_takes_a_place_too(application, is_batch):
     """

@@ -12,7 +12,8 @@ import pytest
 from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
-from mcp_channels.listen.stream import FRAMES_AT_ONCE, Limits, Stream
+from mcp_channels.listen.flow import PIECE, Flow
+from mcp_channels.listen.stream import CLOSING_TIME, FRAMES_AT_ONCE, Limits, Stream
 from mcp_channels.topics import TOOLS, resource
 
 INFO = frames.dumps({"name": "test", "version": ""})
@@ -53,6 +54,24 @@ class Socket:
         return [message.get("method", "result") for message in self.messages]
 
 
+class Tube(Flow):
+    """
+    A socket's flow that is opened and closed by hand.
+    """
+
+    def __init__(self, *, piece: int = PIECE) -> None:
+        self.piece = piece
+        self.bytes = 0
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def wait(self) -> None:
+        await self.open.wait()
+
+    def taken(self) -> int:
+        return self.bytes
+
+
 def make(honoured: Filter | None = None, *, expires_in: float | None = None, **limits) -> Stream:
     return Stream(
         "id",
@@ -76,17 +95,19 @@ async def settle() -> None:
 
 
 @asynccontextmanager
-async def serving(stream: Stream, socket: Socket):
+async def serving(stream: Stream, socket: Socket, flow: Flow | None = None):
     """
     Serve a stream; at the end, check that it is over and left no task.
     """
     before = asyncio.all_tasks()
-    task = asyncio.create_task(stream.serve(socket.write))
+    task = asyncio.create_task(stream.serve(socket.write, flow))
     await settle()
     try:
         yield task
     finally:
         socket.open.set()
+        if flow is not None:
+            flow.open.set()
         stream.end("client_closed")
         await asyncio.wait([task], timeout=5)
     assert task.done()
@@ -154,7 +175,22 @@ async def test_many_notices_are_written_in_bounded_pieces_and_in_order():
     async with serving(stream, socket):
         await settle()
         assert [message["params"].get("uri") for message in socket.messages[1:]] == uris
-        assert len(socket.writes) == 1 + 3
+        assert max(map(len, socket.writes)) <= PIECE
+
+
+async def test_short_notices_are_written_by_their_number_and_a_long_one_alone():
+    stream, socket = make(max_queue=10_000), Socket()
+    uris = [*map(str, range(FRAMES_AT_ONCE + 1)), "x" * 2 * PIECE, "last"]
+    mark(stream, *map(resource, uris))
+    async with serving(stream, socket, Tube(piece=PIECE * 10)):
+        await settle()
+        assert [message["params"].get("uri") for message in socket.messages[1:]] == uris
+        assert [write.count(b"event: message") for write in socket.writes[1:]] == [FRAMES_AT_ONCE, 3]
+    stream, socket = make(), Socket()
+    mark(stream, *map(resource, uris[-3:]))
+    async with serving(stream, socket):
+        await settle()
+        assert [write.count(b"event: message") for write in socket.writes[1:]] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("reason", ["max_lifetime", "idle_timeout", "superseded", "shutdown", "server_error"])
@@ -436,3 +472,78 @@ async def test_a_wait_is_over_when_the_stream_ends():
     async with asyncio.timeout(5):
         assert await waiting
         assert await stream.ends_within(60)
+
+
+async def test_a_client_that_takes_some_of_a_write_has_more_time_and_one_that_takes_nothing_is_stalled():
+    stream, socket, tube = make(send_timeout=10), Socket(), Tube()
+    async with serving(stream, socket, tube) as task:
+        tube.open.clear()
+        mark(stream, TOOLS)
+        await settle()
+        begun = asyncio.get_running_loop().time()
+        stream.tick(begun + 1)
+        for second in (9.9, 14, 18):
+            tube.bytes += 1
+            stream.tick(begun + second)
+        stream.tick(begun + 22.9)
+        await settle()
+        assert not task.done()
+        stream.tick(begun + 23.1)
+        await asyncio.wait_for(task, 5)
+        assert stream.is_stalled
+        assert stream.reason == "client_closed"
+
+
+async def test_taking_some_early_does_not_end_a_write_sooner_nor_later():
+    stream, socket, tube = make(send_timeout=10), Socket(), Tube()
+    async with serving(stream, socket, tube) as task:
+        tube.open.clear()
+        mark(stream, TOOLS)
+        await settle()
+        begun = asyncio.get_running_loop().time()
+        stream.tick(begun + 1)
+        tube.bytes += 1
+        stream.tick(begun + 2)
+        stream.tick(begun + 9.9)
+        await settle()
+        assert not task.done()
+        stream.tick(begun + 10.1)
+        await asyncio.wait_for(task, 5)
+        assert stream.is_stalled
+
+
+async def test_an_ended_stream_closes_in_time_however_many_writes_it_takes():
+    stream, socket, tube = make(), Socket(), Tube(piece=1)
+    async with serving(stream, socket, tube) as task:
+        tube.open.clear()
+        mark(stream, *map(resource, "abc"))
+        await settle()
+        stream.end("superseded")
+        ended = asyncio.get_running_loop().time()
+        stream.tick(ended + CLOSING_TIME - 0.2)
+        socket.block()
+        tube.open.set()
+        await settle()
+        # It has begun another write, and takes bytes as well.
+        assert len(socket.writes) == 2
+        tube.bytes += 1
+        stream.tick(ended + CLOSING_TIME + 0.1)
+        await asyncio.wait_for(task, 5)
+        assert stream.is_stalled
+        assert stream.reason == "superseded"
+
+
+@pytest.mark.parametrize(
+    "forbid", [Stream.hold, lambda stream: stream.end("revoked"), lambda stream: stream.lose({TOOLS})]
+)
+async def test_what_may_no_longer_be_heard_when_the_socket_is_free_again_is_not_told(forbid):
+    stream, socket, tube = make(), Socket(), Tube()
+    async with serving(stream, socket, tube):
+        tube.open.clear()
+        mark(stream, TOOLS)
+        await settle()
+        forbid(stream)
+        tube.open.set()
+        await settle()
+        assert "notifications/tools/list_changed" not in socket.methods
+        assert stream.delivered == 0
