@@ -54,14 +54,16 @@ class _Entry:
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
 
-    def mark(self) -> set[Stream]:
+    def mark(self) -> list[Stream]:
         """
-        Mark the topic as pending with each of its streams, and return them.
+        Mark the topic as pending with each of its streams, and return those with which it was not. The others are to be
+        woken already, or don't take what they are told: these cost next to nothing however often it changes.
         """
         topic, head = self.topic, self.head
-        for stream in self.streams:
+        fresh = [stream for stream in self.streams if stream.pending.get(topic) is not head]
+        for stream in fresh:
             stream.mark(topic, head)
-        return self.streams
+        return fresh
 
 
 class Hub:
@@ -220,8 +222,8 @@ class Hub:
     # Waking writers
 
     def _mark(self, entry: _Entry) -> None:
-        self._marked |= entry.mark()
-        if self._flushing is None:
+        self._marked.update(entry.mark())
+        if self._marked and self._flushing is None:
             self._flushing = self._loop.call_at(self._flush_at, self._flush)
 
     def _flush(self) -> None:
