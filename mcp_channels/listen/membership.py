@@ -37,6 +37,15 @@ UNREADABLE_IN_A_ROW: Final = 100
 COMPLAINT_INTERVAL: Final = 60.0
 """Seconds between two log lines about messages that were dropped."""
 
+TURN: Final = 0.01
+"""Seconds for which messages are handled one after another before what they caused has its turn."""
+
+PAUSE: Final = 0.0001
+"""Seconds of waiting for a message, in which others had their turn."""
+
+ROUNDS: Final = 3
+"""Rounds of the event loop that this takes: in one the writers are woken, and in the next they write."""
+
 logger = logging.getLogger("mcp_channels.hub")
 
 Receive = Callable[[dict[str, Any]], None]
@@ -182,8 +191,9 @@ class Membership:
     # Receiving
 
     async def _receive_all(self, channel: str) -> None:
-        unreadable = failed = 0
+        unreadable, failed, rested_at = 0, 0, self._loop.time()
         while True:
+            asked_at = self._loop.time()
             try:
                 message = await self.layer.receive(channel)
             except asyncio.CancelledError:
@@ -200,12 +210,19 @@ class Membership:
                     await asyncio.sleep(_retry_delay(failed - layers.ATTEMPTS))
                 continue
             unreadable = failed = 0
+            if (got_at := self._loop.time()) - asked_at > PAUSE:
+                rested_at = got_at
             try:
                 self._take(message)
             except MalformedError as error:
                 self._drop(str(error))
             except Exception:  # one bad message must not end the loop that all streams live on
                 logger.exception("A message of the channel layer could not be handled")
+            # A layer that has more messages returns them without letting anybody else run.
+            if self._loop.time() - rested_at > TURN:
+                for _ in range(ROUNDS):
+                    await asyncio.sleep(0)
+                rested_at = self._loop.time()
 
     def _take(self, message: object) -> None:
         if not isinstance(message, dict):

@@ -13,6 +13,7 @@ from mcp_channels import layers, topics
 from mcp_channels.listen import fences, hub as hub_module, membership
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
+from mcp_channels.listen.membership import Membership
 from mcp_channels.topics import PROMPTS, TOOLS, resource
 from tests.listen.test_stream import Socket, make, settle
 
@@ -333,7 +334,7 @@ async def test_nothing_published_while_a_group_is_being_joined_is_lost():
             layer.gate.set()
             await attaching
             await publish(layer, resource("a"))
-            assert list(stream._pending) == [resource("a")]
+            assert list(stream.pending) == [resource("a")]
             hub.detach(stream)
 
 
@@ -561,3 +562,29 @@ async def test_a_thousand_streams_cost_no_further_task():
         assert len(asyncio.all_tasks()) <= before + 3
         for stream in streams:
             hub.detach(stream)
+
+
+async def test_messages_that_come_without_end_leave_others_their_turn():
+    """
+    A layer that holds messages returns them without letting the loop go on.
+    """
+
+    class Chatty:
+        left = 1_000_000
+
+        async def receive(self, channel):
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("nobody else had a turn")
+            return {"type": "mcp.changed", "topics": []}
+
+    layer, turns = Chatty(), []
+    membership = Membership(layer, receive=lambda message: None, missed=lambda missed: None)
+    receiving = asyncio.create_task(membership._receive_all("channel"))
+    async with asyncio.timeout(20):
+        for _ in range(10):
+            await asyncio.sleep(0)
+            turns.append(layer.left)
+    receiving.cancel()
+    await asyncio.wait([receiving])
+    assert turns[-1] > 1
