@@ -223,10 +223,25 @@ class Server:
 
     def rss(self) -> int:
         """
-        Resident memory of the process, in bytes.
+        Resident memory of the process and its workers, in bytes.
         """
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def descriptors(self) -> int:
+        """
+        How many file descriptors the process and its workers have open.
+        """
+        return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in self.pids())
+
+    def pids(self) -> list[int]:
+        """
+        The process and its workers.
+        """
+        found = [self.process.pid]
+        for pid in found:
+            found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return found
 
     def cpu(self) -> float:
         """
