@@ -228,26 +228,51 @@ class Client:
             raise BenchmarkError(f"The call of the tool was answered {answer[:500]!r}")
 
     def _listen(self, id_: int) -> bytes:
-        wanted = {"notifications": {"resourceSubscriptions": list(self._uris)}}
-        return self._request("subscriptions/listen", wanted, id_=id_)
+        return listen_request(self._port, self._uris, id_=id_, token=self._token(id_))
 
-    def _request(self, method: str, params: dict[str, Any], *, id_: int = 1, name: str | None = None) -> bytes:
-        message = {"jsonrpc": "2.0", "id": id_, "method": method, "params": {**params, "_meta": META}}
-        body = json.dumps(message).encode()
-        headers = {
-            "Host": f"127.0.0.1:{self._port}",
-            "Content-Type": "application/json",
-            "Accept": "application/json, text/event-stream",
-            "MCP-Protocol-Version": VERSION,
-            "Mcp-Method": method,
-            "Content-Length": str(len(body)),
-        }
-        if name is not None:
-            headers |= {"Mcp-Name": name, "Connection": "close"}
-        if self._tokens:
-            headers["Authorization"] = f"Bearer {self._tokens[id_ % len(self._tokens)]}"
-        lines = [f"{key}: {value}" for key, value in headers.items()]
-        return "\r\n".join(["POST /mcp HTTP/1.1", *lines, "", ""]).encode() + body
+    def _request(self, method: str, params: dict[str, Any], *, name: str) -> bytes:
+        return request(self._port, method, params, name=name, token=self._token(1))
+
+    def _token(self, id_: int) -> str | None:
+        return self._tokens[id_ % len(self._tokens)] if self._tokens else None
+
+
+def listen_request(port: int, uris: Sequence[str], *, id_: int, token: str | None) -> bytes:
+    """
+    A listen request for these URIs, as it is on the wire.
+    """
+    wanted = {"notifications": {"resourceSubscriptions": list(uris)}}
+    return request(port, "subscriptions/listen", wanted, id_=id_, token=token)
+
+
+def request(
+    port: int,
+    method: str,
+    params: dict[str, Any],
+    *,
+    id_: int = 1,
+    name: str | None = None,
+    token: str | None = None,
+) -> bytes:
+    """
+    A request of any method, as it is on the wire. Where ``name`` (of a tool, or a URI) is given, its connection closes.
+    """
+    message = {"jsonrpc": "2.0", "id": id_, "method": method, "params": {**params, "_meta": META}}
+    body = json.dumps(message).encode()
+    headers = {
+        "Host": f"127.0.0.1:{port}",
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": VERSION,
+        "Mcp-Method": method,
+        "Content-Length": str(len(body)),
+    }
+    if name is not None:
+        headers |= {"Mcp-Name": name, "Connection": "close"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    lines = [f"{key}: {value}" for key, value in headers.items()]
+    return "\r\n".join(["POST /mcp HTTP/1.1", *lines, "", ""]).encode() + body
 
 
 def _dechunk(data: bytes) -> tuple[bytes, bytes]:
