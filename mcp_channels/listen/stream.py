@@ -46,6 +46,9 @@ FRAMES_AT_ONCE: Final = 256
 CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on all of its writes."""
 
+LOOKS: Final = 16
+"""How often it is looked, within the time for a write, whether the client takes any of it."""
+
 logger = logging.getLogger("mcp_channels.streams")
 
 
@@ -85,6 +88,7 @@ class Stream:
         "_keep_alive_due",
         "_lasts_until",
         "_limits",
+        "_look_at",
         "_loop",
         "_opened_at",
         "_server_info",
@@ -153,6 +157,7 @@ class Stream:
         self._task: asyncio.Task[object] | None = None
         self._flow = Flow()
         self._taken: int | None = None
+        self._look_at = 0.0
         self._closes_by: float | None = None
         self._is_held = False
 
@@ -264,7 +269,8 @@ class Stream:
         of the time from then on. Not all: of a client that stalls, the kernel still takes a little for some seconds.
         """
         assert self._writing_until is not None  # something is being written
-        if self.reason is None:
+        if self.reason is None and (now >= self._look_at or now >= self._writing_until):
+            self._look_at = now + self._limits.send_timeout / LOOKS
             before, self._taken = self._taken, self._flow.taken()
             if before is not None and self._taken != before:
                 self._writing_until = max(self._writing_until, now + self._limits.send_timeout / 2)
@@ -410,6 +416,7 @@ class Stream:
         self._keep_alive_due = False
         self._silent_since = now
         self._taken = None
+        self._look_at = now
         self._writing_until = now + self._limits.send_timeout if self._closes_by is None else self._closes_by
         try:
             yield
