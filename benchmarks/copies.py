@@ -45,7 +45,7 @@ class Copies(threading.Thread):
         stream.socket.settimeout(0.2)
         try:
             for uri in self._uris:
-                self._read(uri)
+                self.read(uri)
             carry = b""
             while not self.over.is_set():
                 try:
@@ -57,11 +57,14 @@ class Copies(threading.Thread):
                 *whole, carry = (carry + data).split(b"\r\n\r\n")
                 changed = {frame.partition(_URI)[2].partition(b'"')[0].decode() for frame in whole if _URI in frame}
                 for uri in changed:
-                    self._read(uri)
+                    self.read(uri)
         finally:
             stream.socket.close()
 
-    def _read(self, uri: str) -> None:
+    def read(self, uri: str) -> None:
+        """
+        Read a resource, and keep it.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
             connection.connect()

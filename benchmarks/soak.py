@@ -302,7 +302,9 @@ def run(on: Soak, say: Callable[[str], None]) -> list[str]:
     Soak, and return what is wrong afterwards.
     """
     options = on.options
-    # What is made once is there then: a stream at each server has come and gone.
+    # What is made once is there then: streams have come and gone at each server, and a read has been answered.
+    for server in on.servers:
+        Copies(server.port, on.token, (), 0).read(f"note://{on.keys[0]}")
     for _ in range(4 * len(on.servers)):
         on.open().socket.close()
     if not wait_until(lambda: on.sample(0, 1).rows == 0, timeout=20):
