@@ -25,5 +25,7 @@ from mcp_channels.client.events import (
     Resynchronised as Resynchronised,
 )
 from mcp_channels.client.filter import Filter as Filter
+from mcp_channels.client.legacy import Listener as Listener
 from mcp_channels.client.relisten import Relisten as Relisten
 from mcp_channels.client.subscription import Subscription as Subscription
+from mcp_channels.client.watches import Watch as Watch

@@ -3,11 +3,9 @@ The client: one endpoint, the SDK's connection to it, and all that listens there
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -16,15 +14,16 @@ import mcp_types as types
 from mcp import Client
 from mcp.client.caching import CacheConfig
 
-from mcp_channels.client import sdk, wire
-from mcp_channels.client.connection import Connection, Target
+from mcp_channels.client.connection import Target
 from mcp_channels.client.credentials import BearerAuth, TokenSource
-from mcp_channels.client.delivery import Callback, Consumer, Opening
-from mcp_channels.client.errors import ConnectionLostError, LegacyPeerError, ListenError, ListenRefusedError
-from mcp_channels.client.events import Event, Notification
+from mcp_channels.client.delivery import Callback, Opening
+from mcp_channels.client.events import Event
 from mcp_channels.client.filter import Filter
+from mcp_channels.client.legacy import Listener, Listeners, subscribe, unsubscribe
+from mcp_channels.client.peer import Invalidate, Peer
 from mcp_channels.client.relisten import Relisten
 from mcp_channels.client.subscription import Subscription
+from mcp_channels.client.watches import Watch, Watches
 
 DEFAULT_ACK_TIMEOUT: Final = 30.0
 """Seconds to wait for an acknowledgment, where the client has no read timeout."""
@@ -32,7 +31,8 @@ DEFAULT_ACK_TIMEOUT: Final = 30.0
 SILENCE_TIMEOUT: Final = 120.0
 """Seconds without a byte, keep-alives included, after which a stream counts as lost."""
 
-logger = logging.getLogger("mcp_channels.client")
+URIS_PER_STREAM: Final = 1000
+"""What this project's server takes, unless its ``MAX_FILTER_ENTRIES`` says otherwise."""
 
 
 class ListenClient:
@@ -54,8 +54,9 @@ class ListenClient:
         silence_timeout: float | None = SILENCE_TIMEOUT,
         relisten: Relisten | None = Relisten(),  # noqa: B008  # frozen
         cache: CacheConfig | None = None,
+        uris_per_stream: int = URIS_PER_STREAM,
         on_event: Callback | None = None,
-        on_invalidate: Callable[[Notification | Mapping[str, Any]], None] | None = None,
+        on_invalidate: Invalidate | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +71,7 @@ class ListenClient:
                 None: never.
             relisten: how lost streams and sessions are asked for again; None: never.
             cache: the SDK's response cache; None: its default.
+            uris_per_stream: watched URIs that one stream may carry; no more than the server takes in one filter.
             on_event: called with every event of every stream, after the stream's own consumer has it.
             on_invalidate: called before a consumer hears of a change, with the notification, or with the filter of a
                 stream that was lost and is back. It must return at once.
@@ -81,47 +83,36 @@ class ListenClient:
         self.url = url
         self._auth = auth if token is None else BearerAuth(token)
         self._headers = dict(headers or {})
-        self._make_http = http or self._default_http
-        self._read_timeout = read_timeout
-        self._silence = silence_timeout
+        self._make_http = http or _default_http
         self._relisten = relisten or Relisten(attempts=0)
-        self._target = Target(url, self._new_http, read_timeout, cache or CacheConfig(), _client_info())
-        self._on_event, self._on_invalidate = on_event, on_invalidate
-        self._ids = count(1)
-        self._http: httpx2.AsyncClient | None = None
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
+        self._ack_timeout = read_timeout or DEFAULT_ACK_TIMEOUT
+        target = Target(url, self._new_http, read_timeout, _cache(cache, url), _client_info())
+        self._peer = peer = Peer(target, silence=silence_timeout, on_event=on_event, on_invalidate=on_invalidate)
+        self._watches = Watches(self._watched, peer.tasks, per_stream=uris_per_stream, timeout=self._ack_timeout)
+        self._listeners = Listeners(peer, self._relisten, peer.tasks, call_timeout=read_timeout)
+        peer.on_legacy, peer.on_lost = self._listeners.deliver, self._listeners.lost
         self._open: set[Subscription] = set()
-        self._general: Consumer | None = None
-        self._is_entered = False
 
     async def __aenter__(self) -> Self:
-        if self._is_entered:
-            raise RuntimeError("The client is entered already")
-        self._is_entered = True
-        self._http = self._new_http()
-        if self._on_event is not None:
-            self._general = Consumer(self._on_event, name="general")
+        self._peer.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.disconnect()
+        await self._close("shutdown")
 
     async def disconnect(self) -> None:
         """
         Close everything: the subscriptions, the connection, and every task. The client can't be used any more.
         """
-        http, self._http = self._http, None
+        await self._close("disconnected")
+
+    async def _close(self, reason: str) -> None:
+        await self._listeners.close(reason)
+        await self._watches.close()
         await asyncio.gather(*(subscription.close() for subscription in list(self._open)))
-        async with self._connecting:
-            if self._connection is not None:
-                await self._connection.close()
-        if self._general is not None:
-            await self._general.close()
-        if http is not None:
-            await http.aclose()
+        await self._peer.close()
 
     async def connect(self) -> Client:
         """
@@ -131,24 +122,14 @@ class ListenClient:
             ConnectionLostError: there is no server.
             ListenRefusedError: the server refused.
         """
-        self._check_entered()
-        async with self._connecting:
-            self._check_entered()
-            if self._connection is None or self._connection.is_lost:
-                if self._connection is not None:
-                    await self._connection.close()
-                connection = Connection(self._target, on_notification=self._heard, on_lost=self._lost)
-                await connection.open()
-                self._connection = connection
-            return self._connection.client
+        return (await self._peer.session()).client
 
     @property
     def protocol_version(self) -> str | None:
         """
         The negotiated protocol version; None while there is no connection.
         """
-        connection = self._connection
-        return None if connection is None or connection.is_lost else connection.version
+        return self._peer.version
 
     async def list_tools(self, **options: Any) -> types.ListToolsResult:
         """
@@ -214,88 +195,95 @@ class ListenClient:
 
         async def start() -> Subscription:
             if not policy.first:
-                await self._modern()
-            self._check_entered()
+                await self._peer.modern()
+            self._peer.check_open()
             subscription = self._subscription(requested, ack_timeout=ack_timeout, relisten=policy, on_event=on_event)
             subscription.start()
             return subscription
 
         return Opening(start)
 
+    async def watch(self, uri: str, *, timeout: float | None = None, on_event: Callback | None = None) -> Watch:
+        """
+        Watch one resource on a modern server. It returns once an acknowledgment that stands covers the URI. Watches
+        share streams; those of one URI share one. Every call is a watch of its own, to be closed by its ``close()``, by
+        ``async with``, or by ``unwatch()``.
+
+        Args:
+            uri: the resource.
+            timeout: seconds to wait; None: as an acknowledgment.
+            on_event: called with each event, instead of iterating.
+
+        Raises:
+            WatchRefusedError: the server's acknowledgment left the URI out.
+            AcknowledgmentTimeoutError: none came in time.
+            LegacyPeerError, ListenError: as ``listen()``, or the server ended the stream.
+        """
+        if not isinstance(uri, str):
+            raise TypeError(f"A URI is a string, not {uri!r}")
+        await self._peer.modern()
+        return await self._watches.open(uri, timeout=timeout, on_event=on_event)
+
+    async def unwatch(self, uri: str) -> bool:
+        """
+        Close the youngest watch of a URI, and say whether there was one.
+        """
+        return await self._watches.close_latest(uri)
+
+    def subscribe_notifications(
+        self,
+        filter: Filter | Mapping[str, Any],  # noqa: A002  # the protocol's word
+        *,
+        on_event: Callback | None = None,
+        owner: "asyncio.Task[Any] | Literal['current'] | None" = "current",
+    ) -> Opening[Listener]:
+        """
+        Listen on a legacy server, with the same filter as on a modern one. ``await`` it, or enter it with
+        ``async with``.
+
+        Args:
+            filter: as of ``listen()``, without task ids.
+            on_event: called with each event, instead of iterating.
+            owner: the task with which the listener ends, unless it ended before; the one that awaits this, unless
+                another is named; None: it ends with the client.
+
+        Raises:
+            TypeError, ValueError: the filter is wrong, or has task ids; nothing is sent.
+            UseListen: the server has ``subscriptions/listen``.
+            SubscribeFailed: a URI could not be subscribed to; those before it are released.
+            ConnectionLostError, ListenRefusedError: there is no connection.
+        """
+        requested = Filter.parse(filter)
+        if requested.tasks:
+            raise ValueError("A legacy server has no notifications of tasks: task_ids can't be listened for")
+
+        async def start() -> Listener:
+            task = asyncio.current_task() if owner == "current" else owner
+            return await self._listeners.open(requested, on_event=on_event, owner=task)
+
+        return Opening(start)
+
+    async def subscribe_resource(self, uri: str) -> None:
+        """
+        Send ``resources/subscribe`` to a legacy server. It isn't counted with the listeners.
+        """
+        await subscribe(await self.connect(), uri)
+
+    async def unsubscribe_resource(self, uri: str) -> None:
+        """
+        Send ``resources/unsubscribe`` to a legacy server. It isn't counted, and so silences a listener of that URI.
+        """
+        await unsubscribe(await self.connect(), uri)
+
+    def _watched(self, requested: Filter, sink: Callable[[Event], None]) -> Subscription:
+        return self._subscription(requested, ack_timeout=None, relisten=replace(self._relisten, first=False), sink=sink)
+
     def _subscription(self, requested: Filter, **options: Any) -> Subscription:
         subscription = Subscription(
-            self, requested, default_ack_timeout=self._read_timeout or DEFAULT_ACK_TIMEOUT, **options
+            self._peer, requested, default_ack_timeout=self._ack_timeout, on_closed=self._open.discard, **options
         )
         self._open.add(subscription)
         return subscription
-
-    def new_id(self) -> str:
-        """
-        See Channel.
-        """
-        # A text that is no number can't be taken for one of the SDK's own ids.
-        return f"listen-{next(self._ids)}"
-
-    async def messages(self, request_id: int | str, requested: Filter, *, endless: bool) -> AsyncIterator[object]:
-        """
-        See Channel.
-        """
-        client = await self._modern()
-        params, headers = sdk.stamped(client, wire.METHOD, {"notifications": requested.to_wire()})
-        request = {"jsonrpc": "2.0", "id": request_id, "method": wire.METHOD, "params": params}
-        silence = None if endless else self._silence
-        http = self._check_entered()
-        async with aclosing(wire.messages(http, self.url, request, headers, silence=silence)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                yield message
-
-    async def invalidate(self, event: Notification | Filter) -> None:
-        """
-        See Channel.
-        """
-        connection = self._connection
-        if connection is not None and not connection.is_lost:
-            if isinstance(event, Filter):
-                await sdk.evict_all(connection.client, event)
-            else:
-                await sdk.evict(connection.client, event.method, event.params)
-        if self._on_invalidate is not None:
-            try:
-                self._on_invalidate(event.to_wire() if isinstance(event, Filter) else event)
-            except Exception:  # the hook is its owner's: its fault is not the stream's
-                logger.exception("The invalidation hook failed")
-
-    def announce(self, event: Event) -> None:
-        """
-        See Channel.
-        """
-        if self._general is not None:
-            self._general.backlog.put(event)
-
-    async def era_error(self) -> ListenError | None:
-        """
-        See Channel.
-        """
-        if self._connection is not None:
-            await self._connection.close()
-        try:
-            await self._modern()
-        except LegacyPeerError as error:
-            return error
-        except (ConnectionLostError, ListenRefusedError):
-            pass
-        return None
-
-    async def _modern(self) -> Client:
-        client = await self.connect()
-        if not sdk.is_modern(client.protocol_version):
-            raise LegacyPeerError(client.protocol_version)
-        return client
-
-    def _check_entered(self) -> httpx2.AsyncClient:
-        if self._http is None:
-            raise RuntimeError("The client is closed, or was never entered: use it within `async with`")
-        return self._http
 
     def _new_http(self) -> httpx2.AsyncClient:
         http = self._make_http()
@@ -304,16 +292,17 @@ class ListenClient:
             http.auth = self._auth
         return http
 
-    def _default_http(self) -> httpx2.AsyncClient:
-        # Each stream holds a connection of the pool for as long as it lasts.
-        limits = httpx2.Limits(max_connections=None)
-        return httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=300.0), limits=limits)
 
-    def _heard(self, connection: Connection, notification: types.ServerNotification) -> None:
-        pass
+def _default_http() -> httpx2.AsyncClient:
+    # Each stream holds a connection of the pool for as long as it lasts.
+    limits = httpx2.Limits(max_connections=None)
+    return httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=300.0), limits=limits)
 
-    def _lost(self, connection: Connection) -> None:
-        pass
+
+def _cache(config: CacheConfig | None, url: str) -> CacheConfig:
+    config = config or CacheConfig()
+    # The SDK sees a transport, and no URL to tell one server's entries from another's.
+    return config if config.target_id is not None else replace(config, target_id=url)
 
 
 def _client_info() -> types.Implementation:

@@ -6,6 +6,7 @@ ends no program, it is entered in a task of its own, whose end is reported; the 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from mcp_channels.client.wire import failure
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds that the SDK's client may take to end its session."""
 
-STREAM_TIMEOUT: Final = 10.0
-"""Seconds to wait for a legacy server's answer to the request for its stream."""
+STREAM_TIMEOUT: Final = 2.0
+"""Seconds to wait for the answer to the request for a legacy server's stream. Some answer with the first message."""
 
 SESSION_ID: Final = "mcp-session-id"
 
@@ -43,7 +44,7 @@ class Target:
     url: str
     make_http: Callable[[], httpx2.AsyncClient]
     read_timeout: float | None
-    cache: CacheConfig | None
+    cache: CacheConfig
     client_info: types.Implementation
 
 
@@ -68,8 +69,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._refusal: ListenRefusedError | None = None
         self._answers = 0
-        self.stream_answered = asyncio.Event()
-        """Set once a legacy server has answered the request for its stream, or will never be asked for it."""
+        self._stream_answered = asyncio.Event()
         self.is_lost = False
         """Whether it is of no further use."""
 
@@ -105,6 +105,14 @@ class Connection:
             await ended(self._task)
             raise
 
+    async def wait_for_stream(self) -> None:
+        """
+        Wait until a legacy server has the stream on which it tells of changes: of one that it tells of at once, it
+        would find nobody to tell.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stream_answered.wait(), STREAM_TIMEOUT)
+
     async def close(self) -> None:
         """
         End it, and a legacy session with it.
@@ -133,7 +141,7 @@ class Connection:
                 ) as client:
                     self._client = client
                     if is_modern(client.protocol_version):
-                        self.stream_answered.set()
+                        self._stream_answered.set()
                     self._ready.set_result(None)
                     await self._closing.wait()
         except Exception as raised:  # whatever the SDK ends with is the end of this connection, and of no more
@@ -164,7 +172,7 @@ class Connection:
         self._client = None
         if not self.is_lost:
             self.is_lost = True
-            self.stream_answered.set()
+            self._stream_answered.set()
             self._on_lost(self)
 
     async def _heard(self, message: IncomingMessage) -> None:
@@ -203,7 +211,7 @@ class Connection:
             self._abandon()
         else:
             logger.debug("The server has no stream of its own: HTTP %s", response.status_code)
-        self.stream_answered.set()
+        self._stream_answered.set()
 
     def _abandon(self) -> None:
         if not self._closing.is_set():

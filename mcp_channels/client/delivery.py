@@ -8,11 +8,14 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from mcp_channels.client.backlog import Backlog
 from mcp_channels.client.events import Event
-from mcp_channels.client.tasks import ended
+from mcp_channels.client.tasks import Tasks, ended
+
+DRAIN_TIMEOUT: Final = 1.0
+"""Seconds that callbacks may take for their last events when the client is closed."""
 
 Callback = Callable[[Event], Awaitable[None] | None]
 """
@@ -28,13 +31,13 @@ class Consumer:
     One who consumes: an iterator of events, or a callback.
     """
 
-    def __init__(self, callback: Callback | None, *, name: str) -> None:
+    def __init__(self, callback: Callback | None, tasks: Tasks, *, name: str) -> None:
         self.backlog = Backlog()
         self.error: Exception | None = None
         self._callback = callback
         self._task: asyncio.Task[None] | None = None
         if callback is not None:
-            self._task = asyncio.create_task(self._call(callback), name=f"mcp_channels.client {name} callback")
+            self._task = tasks.start(self._call(callback), name=f"{name} callback")
 
     async def next(self) -> Event:
         """
@@ -61,6 +64,15 @@ class Consumer:
         self.backlog.end()
         await ended(self._task)
 
+    async def drain(self) -> None:
+        """
+        Let a callback have what waits, for a while, and then close.
+        """
+        self.backlog.end()
+        if self._task is not None and self._task is not asyncio.current_task():
+            await asyncio.wait([self._task], timeout=DRAIN_TIMEOUT)
+            await ended(self._task)
+
     async def _call(self, callback: Callback) -> None:
         while (event := await self.backlog.get()) is not None:
             try:
@@ -76,8 +88,8 @@ class Handle:
     What somebody holds who consumes events: an async iterator, and an async context manager that closes it.
     """
 
-    def __init__(self, on_event: Callback | None, *, name: str) -> None:
-        self._consumer = Consumer(on_event, name=name)
+    def __init__(self, on_event: Callback | None, tasks: Tasks, *, name: str) -> None:
+        self._consumer = Consumer(on_event, tasks, name=name)
 
     def __aiter__(self) -> Self:
         return self
@@ -103,6 +115,12 @@ class Handle:
         End it. To close what is over does nothing.
         """
         raise NotImplementedError
+
+    async def drain(self) -> None:
+        """
+        Let a callback have what waits.
+        """
+        await self._consumer.drain()
 
     async def _entered(self) -> None:
         return None

@@ -21,7 +21,7 @@ from mcp_channels.client.errors import (
 from mcp_channels.client.events import Acknowledged, Closed, Event, Notification, Reconnecting, Resynchronised
 from mcp_channels.client.filter import Filter
 from mcp_channels.client.relisten import FINAL_REASONS, Backoff, Relisten
-from mcp_channels.client.tasks import ended
+from mcp_channels.client.tasks import Tasks, ended
 
 State = Literal["pending", "active", "reconnecting", "closed"]
 
@@ -37,6 +37,9 @@ class Channel(Protocol):
     """
     What a subscription needs of the client that it belongs to.
     """
+
+    tasks: Tasks
+    """The tasks that end with the client."""
 
     def new_id(self) -> int | str:
         """
@@ -95,10 +98,12 @@ class Subscription(Handle):
         relisten: Relisten,
         on_event: Callback | None = None,
         sink: Callable[[Event], None] | None = None,
+        on_closed: Callable[["Subscription"], None],
     ) -> None:
-        super().__init__(on_event, name="subscription")
+        super().__init__(on_event, channel.tasks, name="subscription")
         self._channel = channel
         self._requested = requested
+        self._on_closed = on_closed
         self._policy = relisten
         self._first_timeout = default_ack_timeout if ack_timeout is None else (ack_timeout or None)
         self._later_timeout = ack_timeout or default_ack_timeout
@@ -144,7 +149,7 @@ class Subscription(Handle):
         """
         Send the first request.
         """
-        self._task = asyncio.create_task(self._run(), name="mcp_channels.client subscription")
+        self._task = self._channel.tasks.start(self._run(), name="subscription")
 
     async def wait_acknowledged(self) -> Mapping[str, Any]:
         """
@@ -283,6 +288,7 @@ class Subscription(Handle):
         if tell:
             self._sink(Closed(end.reason, graceful=end.graceful, final=True))
         self._consumer.backlog.end()
+        self._on_closed(self)
 
     def _change(self, state: State) -> None:
         self.state = state
