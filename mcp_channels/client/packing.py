@@ -159,8 +159,13 @@ class Packing:
         """
         A stream is lost, and asked for again.
         """
-        if (stream := self._streams.get(number)) is not None:
-            stream.honoured = None
+        stream = self._streams.get(number)
+        if stream is None:
+            return []
+        if stream.role == "leaving":
+            del self._streams[number]
+            return [*self._part(stream), Close(number)]
+        stream.honoured = None
         return []
 
     def closed(self, number: int, error: Exception) -> list[Action]:
@@ -171,7 +176,7 @@ class Packing:
         if stream is None:
             return []
         if stream.role == "leaving":
-            return self._flush(stream)
+            return self._part(stream)
         if stream.role == "opening":
             # Whatever it was to bring together stays as it is until something changes.
             self._may_repack = False
@@ -232,7 +237,7 @@ class Packing:
                 actions.append(Linger(number))
         return actions
 
-    def _tell(self, uri: str, event: Notification, *, since: int | None = None) -> list[Action]:
+    def _tell(self, uri: str, event: Event, *, since: int | None = None) -> list[Action]:
         watched = [uri] if uri in self._watches else [parent for parent in self._watches if lies_below(uri, parent)]
         actions: list[Action] = []
         for parent in watched:
@@ -246,6 +251,16 @@ class Packing:
         deferred, stream.deferred = stream.deferred, {}
         return [
             action for uri, event in deferred.items() for action in self._tell(uri, event, since=stream.left_at + 1)
+        ]
+
+    def _part(self, stream: _Stream) -> list[Action]:
+        """
+        A stream that was replaced has gone too early: what it was still to tell is not known.
+        """
+        return [
+            action
+            for uri in self._live(stream)
+            for action in self._tell(uri, Resynchronised({"resourceSubscriptions": [uri]}), since=stream.left_at + 1)
         ]
 
     def _carrying(self) -> dict[int, _Stream]:

@@ -154,7 +154,7 @@ class Peer:
         if connection is not None and not connection.is_lost:
             await self._evict(connection.client, event)
         elif self._target.cache.store is not None:
-            # The streams outlive the connection, and such a store does too: what it holds is stale when it is used next.
+            # The streams outlive the connection, and so does such a store: what it holds is stale when it is used next.
             self._stale[event if isinstance(event, Filter) else topic(event)] = event
         self._invalidate_own(event)
 

@@ -46,6 +46,9 @@ class Watch(Handle):
         Watch no longer. The stream is closed with the last watch on it.
         """
         await self._watches.close_one(self.number)
+        if not self.settled.done():
+            self.error = SubscriptionEndedError("The watch was closed")
+            self.cover()
         await self._consumer.close()
 
     def cover(self) -> None:

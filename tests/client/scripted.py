@@ -184,8 +184,7 @@ class Scripted:
         The next request for a legacy session's stream, answered.
         """
         async with asyncio.timeout(DEADLINE):
-            request = await self.streams.get()
-        return request
+            return await self.streams.get()
 
     def said(self, method: str) -> list[Any]:
         """
