@@ -8,9 +8,9 @@ ends no program, it is entered in a task of its own, whose end is reported; the 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 import mcp_types as types
@@ -22,6 +22,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_channels.client.errors import ConnectionLostError, ListenError, ListenRefusedError
 from mcp_channels.client.sdk import is_modern
 from mcp_channels.client.tasks import ended
+from mcp_channels.client.transport import Watched, WatchedBody
 from mcp_channels.client.wire import failure
 
 CLOSE_TIMEOUT: Final = 2.0
@@ -69,6 +70,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._refusal: ListenRefusedError | None = None
         self._answers = 0
+        self._has_asked_for_stream = False
         self._stream_answered = asyncio.Event()
         self.is_lost = False
         """Whether it is of no further use."""
@@ -133,7 +135,7 @@ class Connection:
                 hooks["response"].append(self._after)
                 http.event_hooks = hooks
                 async with Client(
-                    streamable_http_client(self._target.url, http_client=http),
+                    Watched(streamable_http_client(self._target.url, http_client=http), self._abandon),
                     read_timeout_seconds=self._target.read_timeout,
                     message_handler=self._heard,
                     cache=self._target.cache,
@@ -180,6 +182,11 @@ class Connection:
             self._on_notification(self, message)
 
     async def _before(self, request: httpx2.Request) -> None:
+        if request.method == "GET" and _is_ours(request):
+            if self._has_asked_for_stream and not self._stream_answered.is_set():
+                # The SDK tries again: the first request failed without an answer.
+                self._abandon()
+            self._has_asked_for_stream = True
         if self._client is not None or not _is_ours(request) or request.headers.get("mcp-method") == "server/discover":
             return
         # After any failure of its first request the SDK would take the server for a legacy one. But who gets no answer,
@@ -206,7 +213,7 @@ class Connection:
         if response.status_code == 200:
             # The SDK would ask for the stream again, silently. What the server says in between is lost, so the session
             # is replaced instead, and everybody is told.
-            response.stream = _Watched(response.stream, self._abandon)
+            response.stream = WatchedBody(response.stream, self._abandon)
         elif response.status_code == 404:
             self._abandon()
         else:
@@ -217,26 +224,6 @@ class Connection:
         if not self._closing.is_set():
             self._closing.set()
             self._lose()
-
-
-class _Watched(httpx2.AsyncByteStream):
-    """
-    A response's body, which tells when it is over.
-    """
-
-    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
-        self._stream = stream
-        self._on_end = on_end
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for chunk in self._stream:
-                yield chunk
-        finally:
-            self._on_end()
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 def _is_ours(request: httpx2.Request) -> bool:

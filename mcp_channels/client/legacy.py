@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from mcp import Client, MCPError
+from mcp import Client, MCPDeprecationWarning, MCPError
 
 from mcp_channels.client.connection import Connection
 from mcp_channels.client.delivery import Callback, Handle
@@ -277,5 +277,5 @@ def _of_its_time(request: Callable[[str], Awaitable[object]], uri: str) -> Await
     A request that the SDK warns of, since the newest protocol version has it no longer.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", MCPDeprecationWarning)
         return request(uri)

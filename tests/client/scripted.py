@@ -224,7 +224,7 @@ class Scripted:
             self.streams.put_nowait(request)
         elif method == "DELETE":
             request.answer(200)
-        elif method == "notifications/initialized":
+        elif method.startswith("notifications/"):
             request.answer(202)
         elif method == "server/discover" and not self.legacy:
             request.result(

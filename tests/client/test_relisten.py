@@ -1,0 +1,77 @@
+"""
+Delays, without waiting for them.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+
+from mcp_channels.client import Relisten
+from mcp_channels.client.relisten import LONGEST_RETRY_AFTER, Backoff, parse_retry_after
+
+
+def test_a_thousand_clients_that_lose_a_server_together_do_not_come_back_together():
+    for retry_after in (None, 5.0):
+        backoffs = [Backoff(Relisten(), rng=random.Random(seed)) for seed in range(1000)]
+        delays = [backoff.delay(0.0, retry_after=retry_after) for backoff in backoffs]
+        first = retry_after or 0.0
+        assert first <= min(delays) < max(delays) <= first + 2.0
+        tenths = Counter(int(delay * 10) for delay in delays)
+        # 5 % each, were they exactly even; nobody's second holds more than about half of them.
+        assert len(tenths) >= 20
+        assert max(tenths.values()) <= 80
+        assert all(
+            sum(start <= delay < start + 1 for delay in delays) < 600 for start in (first, first + 0.5, first + 1)
+        )
+        # Those that find nobody there are spread further each time, and still after the longest delay.
+        for _ in range(6):
+            delays = [backoff.delay(0.0) for backoff in backoffs]
+        assert max(Counter(int(delay) for delay in delays).values()) <= 60
+
+
+def test_delays_double_up_to_the_longest_and_start_anew_after_a_healthy_stream():
+    class Highest(random.Random):
+        def uniform(self, a: float, b: float) -> float:
+            return b
+
+    backoff = Backoff(Relisten(first_delay=1, longest_delay=10, healthy_after=5), rng=Highest())
+    assert [backoff.delay(0) for _ in range(6)] == [1, 2, 4, 8, 10, 10]
+    backoff.lasted(4.9)
+    assert backoff.delay(0) == 10
+    backoff.lasted(5.0)
+    assert backoff.delay(0) == 1
+    assert backoff.delay(0, retry_after=7) == 9
+    assert backoff.delay(0, retry_after=1e9) == LONGEST_RETRY_AFTER + 4
+    assert [Backoff(Relisten(first_delay=0)).delay(0) > 0 for _ in range(3)] == [True] * 3
+
+
+def test_the_budget_counts_from_the_last_healthy_stream():
+    backoff = Backoff(Relisten(attempts=2))
+    assert [backoff.delay(0) is None for _ in range(3)] == [False, False, True]
+    backoff.lasted(60)
+    assert backoff.delay(0) is not None
+    backoff = Backoff(Relisten(first_delay=0.1, seconds=10))
+    assert [backoff.delay(now) is None for now in (100, 105, 109, 111)] == [False, False, False, True]
+    backoff.lasted(60)
+    assert backoff.delay(200) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        ("120", 120),
+        (" 7 ", 7),
+        ("Thu, 01 Jan 1970 00:02:00 GMT", 60),
+        ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+        ("soon", None),
+        ("-3", None),
+        ("1.5", None),
+        ("²", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(value, seconds):
+    assert parse_retry_after(value, now=60) == seconds
