@@ -3,20 +3,21 @@ The client: one endpoint, the SDK's connection to it, and all that listens there
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 
 import httpx2
 import mcp_types as types
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.caching import CacheConfig
 
 from mcp_channels.client.connection import Target
 from mcp_channels.client.credentials import BearerAuth, TokenSource
 from mcp_channels.client.delivery import Callback, Opening
+from mcp_channels.client.errors import ConnectionLostError
 from mcp_channels.client.events import Event
 from mcp_channels.client.filter import Filter
 from mcp_channels.client.legacy import Listener, Listeners, subscribe, unsubscribe
@@ -34,6 +35,8 @@ SILENCE_TIMEOUT: Final = 120.0
 URIS_PER_STREAM: Final = 1000
 """What this project's server takes, unless its ``MAX_FILTER_ENTRIES`` says otherwise."""
 
+T = TypeVar("T")
+
 
 class ListenClient:
     """
@@ -50,6 +53,7 @@ class ListenClient:
         auth: httpx2.Auth | None = None,
         headers: Mapping[str, str] | None = None,
         http: Callable[[], httpx2.AsyncClient] | None = None,
+        mode: str = "auto",
         read_timeout: float | None = None,
         silence_timeout: float | None = SILENCE_TIMEOUT,
         relisten: Relisten | None = Relisten(),  # noqa: B008  # frozen
@@ -66,6 +70,7 @@ class ListenClient:
             auth: another authentication, such as one of the SDK's for OAuth; not together with ``token``.
             headers: headers of every request.
             http: makes the HTTP clients, where the default won't do: a proxy, a certificate authority.
+            mode: how the SDK's client negotiates: ``auto``, ``legacy``, or a protocol version to be taken for granted.
             read_timeout: seconds that any request but listen may take; None: no limit but the HTTP client's.
             silence_timeout: seconds without a byte on a stream, keep-alives included, after which it counts as lost;
                 None: never.
@@ -86,7 +91,7 @@ class ListenClient:
         self._make_http = http or _default_http
         self._relisten = relisten or Relisten(attempts=0)
         self._ack_timeout = read_timeout or DEFAULT_ACK_TIMEOUT
-        target = Target(url, self._new_http, read_timeout, _cache(cache, url), _client_info())
+        target = Target(url, self._new_http, read_timeout, _cache(cache, url), _client_info(), mode)
         self._peer = peer = Peer(target, silence=silence_timeout, on_event=on_event, on_invalidate=on_invalidate)
         self._watches = Watches(self._watched, peer.tasks, per_stream=uris_per_stream, timeout=self._ack_timeout)
         self._listeners = Listeners(peer, self._relisten, peer.tasks, call_timeout=read_timeout)
@@ -133,27 +138,37 @@ class ListenClient:
 
     async def list_tools(self, **options: Any) -> types.ListToolsResult:
         """
-        See the SDK's ``Client.list_tools``; so with the other requests.
+        See the SDK's ``Client.list_tools``; so with the other requests. Those that only read are sent once more where
+        the connection is lost over them.
         """
-        return await (await self.connect()).list_tools(**options)
+        return await self._read(lambda client: client.list_tools(**options))
 
     async def list_prompts(self, **options: Any) -> types.ListPromptsResult:
         """
         See the SDK's client.
         """
-        return await (await self.connect()).list_prompts(**options)
+        return await self._read(lambda client: client.list_prompts(**options))
 
     async def list_resources(self, **options: Any) -> types.ListResourcesResult:
         """
         See the SDK's client.
         """
-        return await (await self.connect()).list_resources(**options)
+        return await self._read(lambda client: client.list_resources(**options))
 
     async def read_resource(self, uri: str, **options: Any) -> types.ReadResourceResult:
         """
         See the SDK's client.
         """
-        return await (await self.connect()).read_resource(uri, **options)
+        return await self._read(lambda client: client.read_resource(uri, **options))
+
+    async def _read(self, call: Callable[[Client], Awaitable[T]]) -> T:
+        connection = await self._peer.session()
+        try:
+            return await call(connection.client)
+        except (MCPError, ConnectionLostError):
+            if not connection.is_lost:
+                raise
+        return await call(await self.connect())
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any] | None = None, **options: Any

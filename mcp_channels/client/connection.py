@@ -47,6 +47,7 @@ class Target:
     read_timeout: float | None
     cache: CacheConfig
     client_info: types.Implementation
+    mode: str
 
 
 class Connection:
@@ -140,6 +141,7 @@ class Connection:
                     message_handler=self._heard,
                     cache=self._target.cache,
                     client_info=self._target.client_info,
+                    mode=self._target.mode,
                 ) as client:
                     self._client = client
                     if is_modern(client.protocol_version):
@@ -188,6 +190,8 @@ class Connection:
                 self._abandon()
             self._has_asked_for_stream = True
         if self._client is not None or not _is_ours(request) or request.headers.get("mcp-method") == "server/discover":
+            return
+        if self._target.mode != "auto":
             return
         # After any failure of its first request the SDK would take the server for a legacy one. But who gets no answer,
         # is not let in, or comes at a bad time has learnt nothing of the era.

@@ -383,7 +383,7 @@ async def test_a_server_that_dies_takes_down_no_task_of_the_program(no_task_is_l
                 await client.connect()
                 # What the SDK says of the connection that breaks; the next call makes another, or says that it can't.
                 with pytest.raises(MCPError, match="onnect"):
-                    await client.list_tools()
+                    await client.call_tool("none")
         await server.start()
         server.answers["tools/list"] = lambda request: {
             "tools": [],
