@@ -16,7 +16,13 @@ import mcp_types as types
 import uvicorn
 from mcp import MCPError
 from mcp.server.lowlevel import Server
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ResourceUpdated, ToolsListChanged
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
 
 from tests.clients import node
 from tests.support.processes import wait_for_port
@@ -40,7 +46,7 @@ class Official(Protocol):
 
     def change(self, what: str) -> None:
         """
-        Change a resource, or ``tools``.
+        Change a resource, or the list of ``tools`` (Python: of ``resources``, too).
         """
 
     def stop(self) -> None:
@@ -99,6 +105,9 @@ class PythonServer:
     async def _change(self, what: str) -> None:
         if what == "tools":
             await self.bus.publish(ToolsListChanged())
+        elif what == "resources":
+            self.uris.append(f"note://{len(self.uris) + 1}")
+            await self.bus.publish(ResourcesListChanged())
         else:
             self.versions[what] += 1
             await self.bus.publish(ResourceUpdated(uri=what))

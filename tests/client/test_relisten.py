@@ -2,13 +2,15 @@
 Delays, without waiting for them.
 """
 
+import asyncio
 import random
 from collections import Counter
 
 import pytest
 
-from mcp_channels.client import Relisten
+from mcp_channels.client import ConnectionLostError, Filter, Relisten, Subscription
 from mcp_channels.client.relisten import LONGEST_RETRY_AFTER, Backoff, parse_retry_after
+from mcp_channels.client.tasks import Tasks
 
 
 def test_a_thousand_clients_that_lose_a_server_together_do_not_come_back_together():
@@ -75,3 +77,62 @@ def test_the_budget_counts_from_the_last_healthy_stream():
 )
 def test_retry_after_is_a_number_or_a_date(value, seconds):
     assert parse_retry_after(value, now=60) == seconds
+
+
+class Cut:
+    """
+    A server without sockets, which acknowledges, and cuts all streams at once.
+    """
+
+    def __init__(self) -> None:
+        self.tasks = Tasks()
+        self.cut = asyncio.Event()
+        self.again: list[float] = []
+
+    def new_id(self) -> int:
+        return 1
+
+    async def messages(self, request_id: int, requested: Filter, *, endless: bool):
+        if self.cut.is_set():
+            self.again.append(asyncio.get_running_loop().time())
+        meta = {"io.modelcontextprotocol/subscriptionId": 1}
+        params = {"notifications": requested.to_wire(), "_meta": meta}
+        yield {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+        await (asyncio.Event() if self.cut.is_set() else self.cut).wait()
+        raise ConnectionLostError("cut")
+
+    async def invalidate(self, event: object) -> None:
+        pass
+
+    def announce(self, event: object) -> None:
+        pass
+
+
+async def test_a_thousand_subscriptions_that_are_cut_together_come_back_one_after_the_other():
+    server = Cut()
+    subscriptions = [
+        Subscription(
+            server,
+            Filter(kinds=("toolsListChanged",)),
+            ack_timeout=None,
+            default_ack_timeout=10,
+            relisten=Relisten(),
+            on_closed=lambda subscription: None,
+        )
+        for _ in range(1000)
+    ]
+    for subscription in subscriptions:
+        subscription.start()
+    for subscription in subscriptions:
+        await subscription.wait_acknowledged()
+    start = asyncio.get_running_loop().time()
+    server.cut.set()
+    async with asyncio.timeout(10):
+        while len(server.again) < len(subscriptions):
+            await asyncio.sleep(0.05)
+    quarters = Counter(int((moment - start) * 4) for moment in server.again)
+    print("\nreturns in each quarter of a second:", [quarters[number] for number in range(max(quarters) + 1)])
+    # Evenly over two seconds, a quarter has 125 of them.
+    assert len(quarters) >= 7
+    assert max(quarters.values()) < 300
+    await server.tasks.close()
