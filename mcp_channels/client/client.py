@@ -93,7 +93,9 @@ class ListenClient:
         self._ack_timeout = read_timeout or DEFAULT_ACK_TIMEOUT
         target = Target(url, self._new_http, read_timeout, _cache(cache, url), _client_info(), mode)
         self._peer = peer = Peer(target, silence=silence_timeout, on_event=on_event, on_invalidate=on_invalidate)
-        self._watches = Watches(self._watched, peer.tasks, per_stream=uris_per_stream, timeout=self._ack_timeout)
+        self._watches = Watches(
+            self._watched, peer.tasks, peer.announce, per_stream=uris_per_stream, timeout=self._ack_timeout
+        )
         self._listeners = Listeners(peer, self._relisten, peer.tasks, call_timeout=read_timeout)
         peer.on_legacy, peer.on_lost = self._listeners.deliver, self._listeners.lost
         self._open: set[Subscription] = set()

@@ -28,6 +28,9 @@ from mcp_channels.client.wire import failure
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds that the SDK's client may take to end its session."""
 
+NEGOTIATION_TIMEOUT: Final = 30.0
+"""Seconds that connecting may take, where the client has no read timeout."""
+
 STREAM_TIMEOUT: Final = 2.0
 """Seconds to wait for the answer to the request for a legacy server's stream. Some answer with the first message."""
 
@@ -71,7 +74,7 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
         self._refusal: ListenRefusedError | None = None
         self._answers = 0
-        self._has_asked_for_stream = False
+        self._is_stream_asked_for = self._is_resuming = False
         self._stream_answered = asyncio.Event()
         self.is_lost = False
         """Whether it is of no further use."""
@@ -102,8 +105,13 @@ class Connection:
         """
         self._ready = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(), name="mcp_channels.client connection")
+        limit = self._target.read_timeout or NEGOTIATION_TIMEOUT
         try:
-            await self._ready
+            async with asyncio.timeout(limit):
+                await self._ready
+        except TimeoutError:
+            await ended(self._task)
+            raise ConnectionLostError(f"The server did not negotiate within {limit:g} s") from None
         except BaseException:
             await ended(self._task)
             raise
@@ -123,7 +131,8 @@ class Connection:
         self.is_lost = True
         self._closing.set()
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
+            if self._ready is not None and self._ready.done():
+                await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT)
             await ended(self._task)
 
     async def _hold(self) -> None:
@@ -185,10 +194,10 @@ class Connection:
 
     async def _before(self, request: httpx2.Request) -> None:
         if request.method == "GET" and _is_ours(request):
-            if self._has_asked_for_stream and not self._stream_answered.is_set():
-                # The SDK tries again: the first request failed without an answer.
+            if self._is_stream_asked_for:
+                # The SDK tries again: the request before failed without an answer.
                 self._abandon()
-            self._has_asked_for_stream = True
+            self._is_stream_asked_for = True
         if self._client is not None or not _is_ours(request) or request.headers.get("mcp-method") == "server/discover":
             return
         if self._target.mode != "auto":
@@ -214,15 +223,21 @@ class Connection:
             self._abandon()
 
     async def _after_get(self, response: httpx2.Response) -> None:
+        self._is_stream_asked_for = False
         if response.status_code == 200:
-            # The SDK would ask for the stream again, silently. What the server says in between is lost, so the session
-            # is replaced instead, and everybody is told.
-            response.stream = WatchedBody(response.stream, self._abandon)
-        elif response.status_code == 404:
+            response.stream = WatchedBody(response.stream, self._stream_ended)
+        elif response.status_code == 404 or self._is_resuming:
             self._abandon()
         else:
             logger.debug("The server has no stream of its own: HTTP %s", response.status_code)
         self._stream_answered.set()
+
+    def _stream_ended(self, *, is_resumable: bool) -> None:
+        # The SDK asks for the stream again. Where its messages have ids, it goes on after the last one. Otherwise what
+        # the server says in between is lost, so the session is replaced instead, and everybody is told.
+        self._is_resuming = is_resumable
+        if not is_resumable:
+            self._abandon()
 
     def _abandon(self) -> None:
         if not self._closing.is_set():

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from mcp import Client, MCPDeprecationWarning, MCPError
 
@@ -21,7 +21,7 @@ from mcp_channels.client.filter import Filter
 from mcp_channels.client.references import References
 from mcp_channels.client.relisten import Backoff, Relisten
 from mcp_channels.client.sdk import is_modern
-from mcp_channels.client.tasks import Tasks
+from mcp_channels.client.tasks import Tasks, ended
 
 CALL_TIMEOUT: Final = 30.0
 """Seconds for one ``resources/subscribe``, where the client has no read timeout."""
@@ -55,6 +55,8 @@ class Listener(Handle):
     def __init__(self, listeners: "Listeners", requested: Filter, on_event: Callback | None, tasks: Tasks) -> None:
         super().__init__(on_event, tasks, name="listener")
         self._listeners = listeners
+        self._tasks = tasks
+        self._owner: asyncio.Task[Any] | None = None
         self.filter = requested
         """What it listens for. Nothing else is delivered, whatever the server sends."""
         self.reason: str | None = None
@@ -68,6 +70,23 @@ class Listener(Handle):
         """
         await self._listeners.remove(self)
         await self._consumer.close()
+
+    def own(self, owner: asyncio.Task[Any]) -> None:
+        """
+        End it with a task.
+        """
+        self._owner = owner
+        owner.add_done_callback(self._owner_ended)
+
+    def disown(self) -> None:
+        """
+        It is over, whatever its owner does.
+        """
+        if self._owner is not None:
+            self._owner.remove_done_callback(self._owner_ended)
+
+    def _owner_ended(self, owner: asyncio.Task[Any]) -> None:
+        self._tasks.start(self.close(), name="owner ended")
 
     def put(self, event: Event) -> None:
         """
@@ -101,9 +120,7 @@ class Listeners:
         self._backoff = Backoff(policy)
         self._connected_at: float | None = None
 
-    async def open(
-        self, requested: Filter, *, on_event: Callback | None, owner: "asyncio.Task[object] | None"
-    ) -> Listener:
+    async def open(self, requested: Filter, *, on_event: Callback | None, owner: asyncio.Task[Any] | None) -> Listener:
         """
         Listen; see ListenClient.subscribe_notifications().
         """
@@ -121,7 +138,7 @@ class Listeners:
             await asyncio.shield(self._tasks.start(listener.close(), name="rollback"))
             raise
         if owner is not None:
-            owner.add_done_callback(lambda task: self._owner_ended(listener))
+            listener.own(owner)
         return listener
 
     async def remove(self, listener: Listener) -> None:
@@ -131,6 +148,7 @@ class Listeners:
         if listener not in self._listeners:
             return
         del self._listeners[listener]
+        listener.disown()
         async with self._calls:
             for uri in self._references.held(listener):
                 if self._references.release(listener, uri):
@@ -172,6 +190,7 @@ class Listeners:
         """
         ending = list(self._listeners)
         self._end_all(reason)
+        await ended(self._reconnecting)
         await asyncio.gather(*(listener.drain() for listener in ending))
 
     def _end_all(self, reason: str) -> None:
@@ -179,11 +198,8 @@ class Listeners:
             del self._listeners[listener]
             for uri in self._references.held(listener):
                 self._references.release(listener, uri)
+            listener.disown()
             listener.end(reason)
-
-    def _owner_ended(self, listener: Listener) -> None:
-        if listener in self._listeners:
-            self._tasks.start(listener.close(), name="owner ended")
 
     async def _acquire(self, listener: Listener) -> None:
         for uri in listener.filter.uris:

@@ -47,6 +47,7 @@ class Peer:
         self._http: httpx2.AsyncClient | None = None
         self._general: Consumer | None = None
         self._connection: Connection | None = None
+        self._opening: Connection | None = None
         self._connecting = asyncio.Lock()
         self._stale: dict[object, Notification | Filter] = {}
 
@@ -73,6 +74,8 @@ class Peer:
         End the connection and every task.
         """
         http, self._http = self._http, None
+        if self._opening is not None:
+            await self._opening.close()
         async with self._connecting:
             if self._connection is not None:
                 await self._connection.close()
@@ -93,7 +96,11 @@ class Peer:
                 if self._connection is not None:
                     await self._connection.close()
                 connection = Connection(self._target, on_notification=self._heard, on_lost=self._lost)
-                await connection.open()
+                self._opening = connection
+                try:
+                    await connection.open()
+                finally:
+                    self._opening = None
                 self._connection = connection
                 for event in list(self._stale.values()):
                     await self._evict(connection.client, event)

@@ -107,7 +107,7 @@ class Subscription(Handle):
         self._policy = relisten
         self._first_timeout = default_ack_timeout if ack_timeout is None else (ack_timeout or None)
         self._later_timeout = ack_timeout or default_ack_timeout
-        self._sink = sink or self._consumer.backlog.put
+        self._sink = sink or self._put
         self._granted: Granted | None = None
         self._last: Filter | None = None
         self._acknowledged_at: float | None = None
@@ -217,6 +217,8 @@ class Subscription(Handle):
         if attempt.is_complete or attempt.is_cancelled:
             reason = attempt.reason or ("complete" if attempt.is_complete else "cancelled")
             return End(reason, graceful=attempt.is_complete, again=reason not in FINAL_REASONS)
+        if isinstance(attempt.error, ListenRefusedError) and attempt.honoured is None:
+            return await self._refused(attempt.error)
         if attempt.error is not None:
             return End(str(attempt.error), error=attempt.error, again=False)
         return End("connection lost", error=ConnectionLostError("The stream broke off"))
@@ -270,12 +272,14 @@ class Subscription(Handle):
             event = Resynchronised(granted.wire, narrowed=last.without(granted.honoured).to_wire())
         self._change("active")
         self._sink(event)
-        self._channel.announce(event)
 
     async def _deliver(self, event: Notification) -> None:
         # The order is a promise: who hears of a change and asks again is not answered from a cache.
         await self._channel.invalidate(event)
         self._sink(event)
+
+    def _put(self, event: Event) -> None:
+        self._consumer.backlog.put(event)
         self._channel.announce(event)
 
     def _finish(self, end: End, *, tell: bool = True) -> None:

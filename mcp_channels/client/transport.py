@@ -4,7 +4,7 @@ Noticing the ends that the SDK's client keeps to itself.
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import httpx2
 from mcp.client._transport import TransportStreams
@@ -67,22 +67,34 @@ class _Reading:
 
 class WatchedBody(httpx2.AsyncByteStream):
     """
-    A response's body, which tells when it is over.
+    A stream of events, which tells when it is over, and whether its events had ids.
     """
 
-    def __init__(self, stream: Any, on_end: Callable[[], None]) -> None:
+    def __init__(self, stream: Any, on_end: "OnEnd") -> None:
         self._stream = stream
         self._on_end = on_end
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        is_resumable, last = False, b"\n"
         try:
             async for chunk in self._stream:
+                # A line may be parted by the network.
+                is_resumable = is_resumable or b"\nid:" in (last + chunk).replace(b"\r", b"\n")
+                last = (last + chunk)[-4:]
                 yield chunk
         finally:
-            self._on_end()
+            self._on_end(is_resumable=is_resumable)
 
     async def aclose(self) -> None:
         """
         See httpx2.AsyncByteStream.
         """
         await self._stream.aclose()
+
+
+class OnEnd(Protocol):
+    """
+    Called at the end of a stream.
+    """
+
+    def __call__(self, *, is_resumable: bool) -> None: ...

@@ -83,6 +83,7 @@ class Watches:
         self,
         subscribe: Callable[[Filter, Callable[[Event], None]], Subscription],
         tasks: Tasks,
+        announce: Callable[[Event], None],
         *,
         per_stream: int,
         timeout: float,
@@ -91,6 +92,7 @@ class Watches:
         Args:
             subscribe: makes a subscription for a filter, whose events go to a function.
             tasks: those that end with the client.
+            announce: passes an event on to the general callback.
             per_stream: URIs that one stream may carry.
             timeout: seconds that a watch may take to be covered, unless it is said with it.
         """
@@ -101,6 +103,7 @@ class Watches:
         self._watches: dict[int, Watch] = {}
         self._streams: dict[int, Subscription] = {}
         self.tasks = tasks
+        self._announce = announce
 
     async def open(self, uri: str, *, timeout: float | None, on_event: Callback | None) -> Watch:
         """
@@ -151,7 +154,7 @@ class Watches:
             await stream.close()
 
     def _perform(self, actions: Iterable[Action]) -> list[asyncio.Task[None]]:
-        closing = []
+        closing, announced = [], None
         for action in actions:
             match action:
                 case Open(number, uris):
@@ -164,6 +167,10 @@ class Watches:
                     self.tasks.start(self._linger(number), name="lingering")
                 case Tell(number) | Cover(number) | Fail(number) if number in self._watches:
                     self._pass_on(self._watches[number], action)
+            # Once for all who watch the resource.
+            if isinstance(action, Tell) and action.event is not announced:
+                announced = action.event
+                self._announce(announced)
         return closing
 
     def _pass_on(self, watch: Watch, action: Tell | Cover | Fail) -> None:

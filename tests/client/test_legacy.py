@@ -171,9 +171,9 @@ async def test_listeners_survive_a_lost_session_and_are_told(legacy_client, lega
         stream.abort()
     elif loss == "session":
         # As after a restart: the session's id means nothing to the server.
-        server.answers["tools/list"] = lambda request: request.answer(404, "Not Found")
+        server.answers["tools/call"] = lambda request: request.answer(404, "Not Found")
         with pytest.raises(MCPError):
-            await client.list_tools()
+            await client.call_tool("none")
     else:
         await server.stop()
         await asyncio.sleep(0.1)
@@ -260,6 +260,25 @@ async def test_the_ends_of_a_listener_have_names(no_task_is_left, legacy_server)
         listener = await client.subscribe_notifications(asked)
         await server.stop()
         assert await ending(listener) == "reconnect_exhausted"
+
+
+async def test_a_stream_whose_messages_have_ids_goes_on_in_its_session(legacy_client, legacy_server):
+    listener = await legacy_client.subscribe_notifications({"resourceSubscriptions": ["a:1"]})
+    stream = await legacy_server.stream()
+    stream._writer.write(b"i")
+    await asyncio.sleep(0.05)
+    stream._writer.write(b"d: 7\r\nretry: 10\r\n")
+    stream.send(told(UPDATED, uri="a:1"))
+    assert (await upcoming(listener)).params == {"uri": "a:1"}
+    stream.end()
+    again = await legacy_server.stream()
+    assert (again.headers["last-event-id"], again.headers["mcp-session-id"]) == ("7", "session-1")
+    again.send(told(UPDATED, uri="a:1"))
+    assert (await upcoming(listener)).params == {"uri": "a:1"}
+    # Without one there is no going on.
+    again.end()
+    assert await upcoming(listener) == Reconnected(("a:1",), ())
+    assert legacy_server.sessions == 2
 
 
 async def test_a_server_without_a_stream_is_not_asked_for_another_session(legacy_client, legacy_server):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 import pytest
+from django.core.management import CommandError, call_command
 from mcp import MCPError
 
 from mcp_channels.client import (
@@ -407,6 +408,38 @@ async def test_the_backlog_of_a_consumer_that_sleeps_is_a_set(client, server):
     events = await rest(subscription)
     assert [getattr(event, "method", None) for event in events] == [UPDATED, CHANGED, UPDATED, None]
     assert events[0].params["number"] == 499
+
+
+async def test_a_server_that_has_become_a_legacy_one_is_told_from_one_that_refuses(client, server):
+    subscription, request = await opened(client, server)
+    server.legacy = True
+    request.abort()
+    request = await server.listening()
+    request.head()
+    request.send({"jsonrpc": "2.0", "id": request.id, "error": {"code": -32601, "message": "Method not found"}})
+    with pytest.raises(LegacyPeerError):
+        await rest(subscription)
+
+
+async def test_leaving_waits_for_no_server_that_does_not_answer(no_task_is_left, server):
+    asked = asyncio.Event()
+    server.answers["server/discover"] = lambda request: asked.set()
+    async with ListenClient(server.url) as client:
+        connecting = asyncio.create_task(client.connect())
+        await asked.wait()
+        async with asyncio.timeout(1):
+            await client.disconnect()
+    with pytest.raises(ConnectionLostError):
+        await connecting
+    async with ListenClient(server.url, read_timeout=0.2) as client:
+        with pytest.raises(ConnectionLostError, match=r"negotiate within 0\.2 s"):
+            await client.connect()
+
+
+async def test_the_command_tells_a_missing_acknowledgment_from_its_own_end(server, monkeypatch):
+    monkeypatch.setattr("mcp_channels.management.commands.mcp_listen.ACK_TIMEOUT", 0.1)
+    with pytest.raises(CommandError, match="not acknowledged"):
+        await asyncio.to_thread(call_command, "mcp_listen", server.url, "--tools", "--timeout", "30")
 
 
 async def test_on_a_legacy_server_listening_is_an_error_that_says_what_to_use(legacy_client):

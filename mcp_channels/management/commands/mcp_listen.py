@@ -93,6 +93,9 @@ class Command(BaseCommand):
                         left -= 1
                         if left <= 0:
                             return 0
+        except ListenError:
+            # One of them is a TimeoutError, and not the one of --timeout.
+            raise
         except TimeoutError:
             return TIMED_OUT
         return ENDED
