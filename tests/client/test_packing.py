@@ -99,7 +99,9 @@ class Watching(RuleBasedStateMachine):
     def watch(self, uri: str) -> None:
         self.number += 1
         self.asked.add(self.number)
-        self.watchers[self.number] = Watcher(uri)
+        # What is on its way when it comes is told to it, too.
+        due = sum(uri in stream.channel or stream.is_lingering for stream in self.streams.values())
+        self.watchers[self.number] = Watcher(uri, allowed=due)
         self.perform(self.packing.watch(self.number, uri))
 
     @precondition(lambda self: self.watchers)
