@@ -198,7 +198,8 @@ def contenders(options: argparse.Namespace) -> Iterator[dict[str, Contender]]:
             tokens = _seed(project, options.principals, options.uris, room)
 
             def start(application: str) -> Server:
-                return project.serve("uvicorn", application=f"benchmarks.{application}:application", arguments=UVICORN)
+                name = f"benchmarks.{application}:application"
+                return project.serve("uvicorn", application=name, arguments=UVICORN, plain=True)
 
             both["ours"] = Contender("ours", lambda: start("ours"), uris=uris, tokens=tokens)
             both["sdk"] = Contender("sdk", lambda: start("plain_sdk"), uris=uris, tokens=())

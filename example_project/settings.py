@@ -3,7 +3,8 @@ Settings of the example project. The environment sets what differs from place to
 
 ``DATABASE_URL``, ``REDIS_URL`` (unset: an in-memory layer, one process), ``CHANNEL_LAYER_BACKEND`` (a class),
 ``CHANNEL_LAYER_CONFIG`` and ``MCP_CHANNELS_JSON`` (JSON objects, merged over what stands here), ``SECRET_KEY``,
-``DEBUG``, ``ALLOWED_HOSTS`` (separated by commas).
+``DEBUG``, ``ALLOWED_HOSTS`` (separated by commas), ``BEHIND_TLS_PROXY`` (clients reach the server by nothing but a
+proxy that ends their TLS and sets ``X-Forwarded-Proto``).
 """
 
 import json
@@ -14,8 +15,15 @@ import dj_database_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
+
+
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-the-example-project-on-your-own-machine")
-DEBUG = os.environ.get("DEBUG", "").lower() in ("1", "true", "yes", "on")
+DEBUG = _flag("DEBUG")
+if _flag("BEHIND_TLS_PROXY"):
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 ALLOWED_HOSTS = os.environ.get("ALLOWED_HOSTS", "localhost,127.0.0.1,[::1]").split(",")
 
 INSTALLED_APPS = [

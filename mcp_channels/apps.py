@@ -19,10 +19,22 @@ class MCPChannelsConfig(AppConfig):
 
     def ready(self) -> None:
         """
-        Register the system checks, look at changes of who may listen, and load the ``mcp`` modules.
+        Register the system checks, look at changes of who may listen, record for OpenTelemetry if it is installed, and
+        load the ``mcp`` modules.
         """
         from mcp_channels import checks  # noqa: F401  # registering is its import's work
         from mcp_channels.auth import revocation
 
         revocation.connect()
+        _connect_otel()
         autodiscover_modules("mcp")
+
+
+def _connect_otel() -> None:
+    try:
+        from mcp_channels import otel
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+    else:
+        otel.connect()

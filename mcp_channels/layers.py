@@ -9,9 +9,19 @@ behind a layer's interface; where it finds nothing that it knows, it says so, an
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from channels.layers import InMemoryChannelLayer
+
+ATTEMPTS: Final = 4
+"""
+How often a call is tried before its error counts: after an outage a layer's pool may hold several connections that are
+broken, and each fails once.
+"""
+
+ATTEMPT_DELAY: Final = 0.02
+"""Seconds between two of them."""
 
 
 def _shards(layer: Any) -> list[Any]:
@@ -48,6 +58,35 @@ def connections(layer: Any) -> tuple[int, ...]:
         writer = getattr(connection, "_writer", None)
         marks.append(0 if writer is None else id(writer))
     return tuple(marks)
+
+
+def is_unreadable(error: Exception) -> bool:
+    """
+    Whether ``receive`` failed at what a message holds, and not at the way to it: the message can't be decoded, or was
+    encrypted with a key that isn't this project's.
+    """
+    return isinstance(error, (ValueError, TypeError, LookupError, AssertionError)) or (
+        type(error).__name__ == "InvalidToken"
+    )
+
+
+async def insist(call: Callable[[], Awaitable[None]]) -> None:
+    """
+    Do what a layer offers, and again if it fails at once. Cancelling it, by a deadline too, ends it.
+
+    Raises whatever the last attempt raises.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            await call()
+        except (TypeError, ValueError):
+            # It is about what is sent, and would come again.
+            raise
+        except Exception:  # whatever a layer raises; the last one is for the caller
+            await asyncio.sleep(ATTEMPT_DELAY)
+        else:
+            return
+    await call()
 
 
 def group_expiry(layer: Any) -> float | None:

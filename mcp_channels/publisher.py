@@ -22,6 +22,7 @@ import os
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -29,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from channels.layers import get_channel_layer
 
-from mcp_channels import layers, signals, topics
+from mcp_channels import layers, signals, telemetry, topics
 from mcp_channels.conf import settings
 from mcp_channels.topics import Topic
 
@@ -234,8 +235,9 @@ class Publisher:
             self._failures = 0
         if not changed:
             return
-        kinds = tuple(sorted({topic.kind for topic in changed}))
-        signals.notification_published.send_robust(sender=Publisher, kinds=kinds, count=len(changed))
+        counts = Counter(topic.kind for topic in changed)
+        kinds = tuple(sorted(counts))
+        telemetry.emit(signals.notification_published, Publisher, kinds=kinds, count=len(changed), counts=dict(counts))
 
     async def _send_to_all(self, layer: Any, message: dict[str, object]) -> None:
         if not layers.is_bounded(layer):
@@ -300,7 +302,8 @@ class Publisher:
 
 async def _group_send(layer: Any, group: str, message: dict[str, object]) -> None:
     async with asyncio.timeout(SEND_TIMEOUT):
-        await layer.group_send(group, message)
+        # A layer may add to what it is given.
+        await layers.insist(lambda: layer.group_send(group, dict(message)))
 
 
 class _LoopThread:

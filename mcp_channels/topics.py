@@ -7,7 +7,7 @@ misdeliver.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, Literal, NamedTuple
@@ -32,6 +32,12 @@ SEQUENCE: Final = "mcp_channels.sequence"
 ORDERS: Final = "mcp_channels.orders"
 """The ``type`` of a message that tells the holders of streams what to do with them."""
 
+LONGEST_MESSAGE: Final = 32 * 1024 * 1024
+"""The most characters of topics in a message that is read."""
+
+MOST_TOPICS: Final = 10_000
+"""The most topics in a message that is read; more than this release puts in one."""
+
 KNOWN_LENGTH: Final = 200
 """The longest URI, in characters, whose topic is kept to be used again."""
 
@@ -40,6 +46,12 @@ BATCH_LIMIT: Final = 500
 
 BATCH_BYTES: Final = 128 * 1024
 """The most characters of URIs in one message; a single longer URI travels alone."""
+
+
+class MalformedError(ValueError):
+    """
+    A message of the channel layer is none of this project's, or was damaged. Its text says how, and quotes nothing.
+    """
 
 
 class Topic(NamedTuple):
@@ -96,16 +108,22 @@ def changed_message(topics: Iterable[Topic]) -> dict[str, object]:
     return {"type": CHANGED, "topics": json.dumps([list(topic) for topic in topics])}
 
 
-def read_changed(message: dict[str, object]) -> Iterator[Topic]:
+def read_changed(message: Mapping[str, object]) -> Iterator[Topic]:
     """
-    The topics that a message names; what is malformed or unknown to this release is skipped.
+    The topics that a message names; those of a kind that is unknown to this release are skipped.
+
+    Raises:
+        MalformedError: the message has no list of topics, or one that is far too long.
     """
+    text = message.get("topics")
+    if not isinstance(text, str) or len(text) > LONGEST_MESSAGE:
+        raise MalformedError("its topics are no text, or one that is too long")
     try:
-        entries = json.loads(message["topics"])  # type: ignore[arg-type]  # what is no text is refused
-    except (KeyError, TypeError, ValueError):
-        return
-    if not isinstance(entries, list):
-        return
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        raise MalformedError("its topics are no JSON") from None
+    if not isinstance(entries, list) or len(entries) > MOST_TOPICS:
+        raise MalformedError("its topics are no list, or one that is too long")
     for entry in entries:
         match entry:
             case [str(kind), str(key)] if kind in KINDS:

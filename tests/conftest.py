@@ -12,6 +12,13 @@ from tests.support.processes import Postgres, Redis
 from tests.support.project import Project
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Put the long tests first: of those that run side by side, none is left with one at the end.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
     """

@@ -18,7 +18,10 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "benchmarks/README.md",
 ]
+DEPLOY = ROOT / "deploy"
+CONFIGURATIONS = ROOT / "docs" / "topics" / "configurations.md"
 ADMIN = ROOT / "docs" / "topics" / "admin.md"
+FILE = re.compile(r"<!-- file: (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 BLOCK = re.compile(r"(?P<step><!-- step: .* -->\n)?```python\n(?P<code>.*?)```", re.DOTALL)
 
 
@@ -34,6 +37,12 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(page):
     space: dict[str, object] = {"__name__": f"docs_{page.stem}"}
     for block in blocks:
         exec(compile(block, name(page), "exec"), space)
+
+
+def test_the_configurations_are_the_files():
+    shown = {match["path"]: match["text"] for match in FILE.finditer(CONFIGURATIONS.read_text())}
+    files = {name(path): path.read_text() for path in DEPLOY.rglob("*") if path.is_file() and "tls" not in path.parts}
+    assert shown == files
 
 
 def anchors(page: Path) -> set[str]:

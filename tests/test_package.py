@@ -17,7 +17,7 @@ from tests.support.processes import ROOT, free_port, wait_for_port
 
 README = (ROOT / "README.md").read_text()
 STEP = re.compile(r"<!-- step: (?P<kind>\w+) ?(?P<path>\S*) -->\n```(?:bash|python)\n(?P<text>.*?)```", re.DOTALL)
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import time
 import pytest
 from channels.layers import InMemoryChannelLayer
 
-from mcp_channels import publisher as module, signals, topics
+from mcp_channels import publisher as module, signals, telemetry, topics
 from mcp_channels.publisher import MAX_WAITING, Publisher
 from mcp_channels.topics import TOOLS, resource
 
@@ -36,7 +36,8 @@ class Layer(InMemoryChannelLayer):
 
     @property
     def topics(self) -> list[topics.Topic]:
-        return [topic for _, message in self.sent for topic in topics.read_changed(message)]
+        changes = [message for _, message in self.sent if message["type"] == topics.CHANGED]
+        return [topic for message in changes for topic in topics.read_changed(message)]
 
 
 @pytest.fixture
@@ -218,15 +219,17 @@ def test_without_a_layer_it_says_so(publisher, monkeypatch, caplog):
 
 
 def test_a_signal_tells_of_what_was_published_by_kind_alone(publisher, layer):
-    seen = []
+    seen = {}
 
     def receiver(sender, signal, **kwargs):
-        seen.append(kwargs)
+        seen.update(kwargs)
 
     signals.notification_published.connect(receiver)
     try:
-        publisher.publish([resource("note://secret"), TOOLS])
-        publisher.flush(5)
+        publisher.publish([resource("note://secret"), TOOLS, resource("note://other")])
+        assert publisher.flush(5)
+        assert telemetry.flush(5)
     finally:
         signals.notification_published.disconnect(receiver)
-    assert seen == [{"kinds": ("resource", "tools"), "count": 2}]
+    assert seen.pop("at") > 0
+    assert seen == {"kinds": ("resource", "tools"), "count": 3, "counts": {"resource": 2, "tools": 1}}

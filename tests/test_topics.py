@@ -6,7 +6,7 @@ import pytest
 from channels.layers import BaseChannelLayer
 
 from mcp_channels import topics
-from mcp_channels.topics import Topic
+from mcp_channels.topics import MalformedError, Topic
 
 URIS = [
     "note://1",
@@ -47,11 +47,34 @@ def test_a_message_gives_back_its_topics():
     assert list(topics.read_changed(topics.changed_message(changed))) == changed
 
 
-@pytest.mark.parametrize("entries", [None, 7, "tools", [None], [[]], [["tools"]], [["later", "x"]], [["tools", 7]]])
-def test_what_is_malformed_is_skipped(entries):
-    assert list(topics.read_changed({"type": topics.CHANGED, "topics": entries})) == []
-    assert list(topics.read_changed({"type": topics.CHANGED, "topics": json.dumps(entries)})) == []
-    assert list(topics.read_changed({"type": topics.CHANGED})) == []
+@pytest.mark.parametrize("entries", [[], [None], [[]], [["tools"]], [["later", "x"]], [["tools", 7]]])
+def test_topics_that_are_unknown_are_skipped(entries):
+    entries = [*entries, ["tools", ""]]
+    assert list(topics.read_changed({"type": topics.CHANGED, "topics": json.dumps(entries)})) == [topics.TOOLS]
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        None,
+        7,
+        b"[]",
+        [["tools", ""]],
+        "",
+        "[",
+        "7",
+        "null",
+        '{"a": 1}',
+        "[" * 100_000,
+        " " * topics.LONGEST_MESSAGE + "[]",
+        json.dumps([["tools", ""]] * (topics.MOST_TOPICS + 1)),
+    ],
+    ids=lambda carried: repr(carried)[:20],
+)
+def test_a_message_without_a_list_of_topics_is_malformed(carried):
+    with pytest.raises(MalformedError) as caught:
+        list(topics.read_changed({"type": topics.CHANGED, "topics": carried}))
+    assert len(str(caught.value)) < 100
 
 
 @pytest.mark.parametrize("uri", URIS)

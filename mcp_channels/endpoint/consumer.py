@@ -14,18 +14,21 @@ from asgiref.typing import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from channels.consumer import AsyncConsumer
 from channels.layers import get_channel_layer
 from django.http import HttpRequest
+from mcp.shared.inbound import MCP_METHOD_HEADER
 
+from mcp_channels.auth.principals import Caller
 from mcp_channels.conf import settings
 from mcp_channels.endpoint import request as incoming
 from mcp_channels.endpoint.endpoint import Endpoint, seconds_until
-from mcp_channels.endpoint.flow import abort, flow_of
+from mcp_channels.endpoint.flow import BoundedSend, abort, flow_of
 from mcp_channels.endpoint.request import ClientGoneError, Refusal
 from mcp_channels.endpoint.shutdown import watch_for_shutdown
 from mcp_channels.endpoint.upstream import replay
 from mcp_channels.listen import frames
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
+from mcp_channels.listen.checking import Held
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.listen.node import Held
+from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Limits, Stream
 from mcp_channels.models import LiveStream
 from mcp_channels.server import Call
@@ -130,13 +133,15 @@ class _Exchange:
         if method == "OPTIONS" and self._origin is not None:
             await self._preflight()
         elif method in ("GET", "DELETE") and incoming.header(self.scope, incoming.SESSION_HEADER) is not None:
-            await self._pass_on(request, self.receive, is_stream=method == "GET")
+            is_stream = method == "GET"
+            await self._pass_on(request, self.receive, is_stream=is_stream, takes_place=is_stream)
         elif method != "POST":
             raise Refusal(405, None, headers={"Allow": "POST"})
         elif incoming.may_be_listen(self.scope):
             return await self._answer_listen(request)
         else:
-            await self._pass_on(request, self.receive)
+            is_call = incoming.header(self.scope, MCP_METHOD_HEADER) == incoming.CALL
+            await self._pass_on(request, self.receive, takes_place=is_call)
         return None
 
     async def serve(self, listener: "_Listener") -> None:
@@ -153,7 +158,7 @@ class _Exchange:
         try:
             await self._admit(hub, listener)
             del listener
-            await self._stream(stream)
+            await self._stream(hub, held)
         finally:
             watcher.cancel()
             hub.detach(stream)
@@ -165,12 +170,12 @@ class _Exchange:
             # A process that is full supersedes nobody.
             await hub.attach(stream, max_streams=settings.max_streams)
             is_admitted = await hub.node.admit(listener.held, listener.candidate)
-        except HubFullError:
-            raise _busy("The server holds as many streams as it can", stream.request_id) from None
+        except HubFullError as error:
+            raise _busy(str(error), stream.request_id) from None
         except NotAdmittedError as error:
             raise Refusal(403, types.INVALID_REQUEST, str(error), request_id=stream.request_id) from None
         if not is_admitted:
-            raise _busy("The server is shutting down, or the client left", stream.request_id)
+            raise _busy(f"The stream ended before it was open: {stream.reason}", stream.request_id)
 
     async def refuse(self, refusal: Refusal) -> None:
         """
@@ -194,10 +199,42 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pass_on(
-        self, request: HttpRequest, receive: Callable[[], Awaitable[Any]], *, is_stream: bool = False
+        self,
+        request: HttpRequest,
+        receive: Callable[[], Awaitable[Any]],
+        *,
+        takes_place: bool,
+        is_stream: bool = False,
     ) -> None:
+        """
+        Let the SDK answer. What may be streamed takes one of the process's places.
+        """
         caller = (await self.endpoint.admit(request)).caller
-        send = self._send if self._origin is None else self._send_with_cors
+        if not takes_place:
+            await self._forward(caller, receive, self._send)
+        elif places.take(settings.max_streams):
+            send = BoundedSend(self._send, seconds=settings.send_timeout)
+            try:
+                await self._forward(caller, receive, send, is_stream=is_stream)
+            except Exception:
+                if not send.is_stalled:
+                    raise
+            finally:
+                send.close()
+                places.give_back()
+        else:
+            raise _busy("The server holds as many streams as it can")
+
+    async def _forward(
+        self,
+        caller: Caller,
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+        *,
+        is_stream: bool = False,
+    ) -> None:
+        if self._origin is not None:
+            send = self._with_cors(send)
         if is_stream:
             send = _opening(send)
         limits = [settings.max_stream_lifetime, seconds_until(caller)] if is_stream else []
@@ -212,10 +249,13 @@ class _Exchange:
         if was_cut:
             await self._last_word()
 
-    async def _send_with_cors(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), *self._cors()]}
-        await self._send(message)
+    def _with_cors(self, send: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def send_with_cors(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *self._cors()]}
+            await send(message)
+
+        return send_with_cors
 
     def _cors(self) -> list[tuple[bytes, bytes]]:
         if self._origin is None:
@@ -241,7 +281,7 @@ class _Exchange:
             await self.endpoint.admit(request)
             raise
         if listen is None:
-            await self._pass_on(request, replay(body, self.receive))
+            await self._pass_on(request, replay(body, self.receive), takes_place=incoming.is_call(body))
             return None
         checked_at = asyncio.get_running_loop().time()
         admitted = await self.endpoint.admit(request, listen.filter)
@@ -267,7 +307,7 @@ class _Exchange:
         held = Held(stream, self.endpoint.check, incoming.Credentials(self.scope), checked_at)
         return _Listener(held, Candidate(caller.principal, row))
 
-    async def _stream(self, stream: Stream) -> None:
+    async def _stream(self, hub: Hub, held: Held) -> None:
         flow = flow_of(self._send)
         send = self._send
 
@@ -278,10 +318,13 @@ class _Exchange:
 
         try:
             await self._start(200, STREAM_HEADERS)
-            await stream.serve(write)
+            await held.stream.serve(write)
         finally:
             if flow is not None:
                 flow.close()
+            if hub.draining:
+                # A server may exit as soon as its last response has ended.
+                await hub.node.release(held)
             # Without this, some servers would never end the response.
             await self._last_word()
 

@@ -21,8 +21,8 @@ from mcp_channels.conf import settings
 from mcp_channels.endpoint.request import Credentials, Refusal
 from mcp_channels.endpoint.upstream import Upstream
 from mcp_channels.listen import frames
+from mcp_channels.listen.checking import Verdict
 from mcp_channels.listen.filter import Filter
-from mcp_channels.listen.node import Verdict
 from mcp_channels.listen.stream import Stream
 from mcp_channels.resources import authorize, subscribe
 from mcp_channels.resources.subscribe import CanSubscribe

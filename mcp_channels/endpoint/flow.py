@@ -59,6 +59,52 @@ class Flow:
         self._writable.set()
 
 
+class BoundedSend:
+    """
+    A ``send`` that waits for the client's socket on every server, and not for ever: past its time the connection is
+    cut, and what streams into it gets an error.
+    """
+
+    def __init__(self, send: Any, *, seconds: float) -> None:
+        """
+        Args:
+            send: the server's own.
+            seconds: the time for one message.
+        """
+        self._send = send
+        self._seconds = seconds
+        self._flow = flow_of(send)
+        self.is_stalled = False
+        """Whether the client took nothing for too long."""
+
+    async def __call__(self, message: Any) -> None:
+        """
+        Send a message.
+
+        Raises:
+            ConnectionError: the client takes nothing.
+        """
+        try:
+            async with asyncio.timeout(self._seconds):
+                if self._flow is not None:
+                    await self._flow.wait()
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    self.close()
+                await self._send(message)
+        except TimeoutError:
+            self.is_stalled = True
+            abort(self._send)
+            raise ConnectionError("The client takes nothing") from None
+
+    def close(self) -> None:
+        """
+        Let go of the connection.
+        """
+        flow, self._flow = self._flow, None
+        if flow is not None:
+            flow.close()
+
+
 def abort(send: Any) -> None:
     """
     Cut the connection behind ``send``, whose socket takes nothing any more: the server would wait for ever to flush it.

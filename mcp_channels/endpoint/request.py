@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from mcp_channels.listen.filter import Filter, FilterError, parse
 
 LISTEN: Final = "subscriptions/listen"
+CALL: Final = "tools/call"
 TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
 SESSION_HEADER: Final = "mcp-session-id"
 
@@ -271,6 +272,18 @@ def read_listen(scope: HTTPScope, body: bytes, *, max_entries: int) -> ListenReq
     if asked.task_ids:
         _check_tasks(capabilities, envelope.id)
     return ListenRequest(envelope.id, asked, client_info or {})
+
+
+def is_call(body: bytes) -> bool:
+    """
+    Whether a body calls a tool, alone or in a batch.
+    """
+    try:
+        decoded = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    messages = decoded if isinstance(decoded, list) else [decoded]
+    return any(isinstance(message, dict) and message.get("method") == CALL for message in messages)
 
 
 def _check_era(scope: HTTPScope, decoded: Mapping[str, Any], request_id: str | int) -> None:

@@ -74,6 +74,15 @@ class Beat:
         self._forgot_at = now - FORGET_INTERVAL
         self._steady_since: float | None = now
         self._failures = 0
+        self._asked_at: float | None = None
+
+    @property
+    def is_unanswered(self) -> bool:
+        """
+        Whether the last look did not reach the database, or waits for it for longer than between two heartbeats.
+        """
+        asked_at = self._asked_at
+        return self.is_failing or (asked_at is not None and time.monotonic() - asked_at >= HEARTBEAT)
 
     @property
     def is_failing(self) -> bool:
@@ -93,6 +102,7 @@ class Beat:
             released: keys of rows that are still to be deleted.
             deliveries: what streams have delivered since it was last written.
         """
+        self._asked_at = time.monotonic()
         try:
             seen: Seen = await self._look(awaited, released, deliveries)
         except asyncio.CancelledError:
@@ -103,6 +113,8 @@ class Beat:
             if self._failures == 1:
                 logger.error("The database failed (%s); streams stay open", type(error).__name__)
             return None
+        finally:
+            self._asked_at = None
         if self._failures:
             logger.warning("The database is back")
             self._failures = 0

@@ -11,17 +11,19 @@ too much is safe, silence is not.
 
 import asyncio
 import itertools
+import os
 import threading
 from collections.abc import Collection, Iterable
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
+from mcp_channels.listen.places import places
 from mcp_channels.listen.stream import Reason, Stream
 from mcp_channels.publisher import publisher
-from mcp_channels.topics import Topic
+from mcp_channels.topics import MalformedError, Topic
 
 LINGER: Final = 5.0
 """Seconds for which a topic's group is kept after its last stream went, and a hub after its last topic."""
@@ -35,7 +37,7 @@ SWEEP_INTERVAL: Final = 0.25
 
 class HubFullError(RuntimeError):
     """
-    The process holds as many streams as it may, or is shutting down.
+    The process holds as many streams as it may, or is shutting down; the text, for the client, says which.
     """
 
 
@@ -46,9 +48,9 @@ class _Entry:
 
     __slots__ = ("head", "joining", "streams", "topic")
 
-    def __init__(self, topic: Topic, joining: Joining) -> None:
+    def __init__(self, topic: Topic, head: bytes, joining: Joining) -> None:
         self.topic = topic
-        self.head = frames.notification_head(topic)
+        self.head = head
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
 
@@ -107,8 +109,10 @@ class Hub:
         Raises:
             HubFullError: there are ``max_streams`` streams, or the process is shutting down.
         """
-        if self.is_full(max_streams):
-            raise HubFullError
+        if self.draining:
+            raise HubFullError("The server is shutting down")
+        if not places.take(max_streams):
+            raise HubFullError("The server holds as many streams as it can")
         self._start()
         self.streams.add(stream)
         entries = [self._want(topic, stream) for topic in stream.topics]
@@ -122,7 +126,11 @@ class Hub:
         """
         Forget ``stream``. Its topics' groups are left some seconds later, if nobody else wants them.
         """
-        self.streams.discard(stream)
+        if stream in self.streams:
+            with _counting:
+                self.streams.discard(stream)
+                _delivered[stream.endpoint] = _delivered.get(stream.endpoint, 0) + stream.delivered
+            places.give_back()
         self.drop(stream, stream.topics)
 
     def drop(self, stream: Stream, dropped: Collection[Topic]) -> None:
@@ -139,11 +147,12 @@ class Hub:
             if not entry.streams:
                 self._idle[topic] = now
 
-    def is_full(self, max_streams: int) -> bool:
+    @property
+    def is_layer_down(self) -> bool | None:
         """
-        Whether one more stream would be refused.
+        Whether the channel layer is known to be down; None before the first stream.
         """
-        return self.draining or len(self.streams) >= max_streams
+        return None if self._sweeping is None else self._membership.is_down
 
     def end_all(self, reason: Reason) -> None:
         """
@@ -178,7 +187,8 @@ class Hub:
     def _want(self, topic: Topic, stream: Stream) -> _Entry:
         entry = self._entries.get(topic)
         if entry is None:
-            entry = self._entries[topic] = _Entry(topic, self._membership.join(topic))
+            head = frames.notification_head(topic)
+            entry = self._entries[topic] = _Entry(topic, head, self._membership.join(topic))
         elif entry.joining is not None and entry.joining.done.done():
             entry.joining = None
         entry.streams.add(stream)
@@ -186,15 +196,21 @@ class Hub:
         return entry
 
     def _receive(self, message: dict[str, Any]) -> None:
-        if message.get("type") == topics.CHANGED:
-            for topic in topics.read_changed(message):
-                entry = self._entries.get(topic)
-                if entry is not None:
-                    self._mark(entry)
-        elif message.get("type") == topics.ORDERS:
-            self.node.receive(message)
-        elif message.get("type") == topics.RESYNC:
-            self._missed(None)
+        match message.get("type"):
+            case topics.CHANGED:
+                for topic in topics.read_changed(message):
+                    entry = self._entries.get(topic)
+                    if entry is not None:
+                        self._mark(entry)
+            case topics.ORDERS:
+                self.node.receive(message)
+            case topics.RESYNC:
+                self._missed(None)
+            case topics.SEQUENCE:
+                # Its number has been looked at.
+                pass
+            case _:
+                raise MalformedError("its type is unknown")
 
     def _missed(self, missed: Iterable[Topic] | None) -> None:
         entries = self._entries.values() if missed is None else map(self._entries.get, missed)
@@ -269,6 +285,85 @@ class Hub:
 _stopping = threading.Event()
 _hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
 _closing: set[asyncio.Task[None]] = set()
+_counting = threading.Lock()
+_delivered: dict[str, int] = {}
+
+
+class Status(NamedTuple):
+    """
+    What this process holds and reaches, over all of its event loops.
+    """
+
+    streams: int
+    """The places that are taken: by open streams, and by streamed calls."""
+
+    draining: bool
+    """Whether it is shutting down."""
+
+    layer: Literal["up", "down", "unused"]
+    """The channel layer; unused where no stream was served lately."""
+
+    database: Literal["up", "down", "unused"]
+    """The database, as the last heartbeat found it."""
+
+
+class Tally(NamedTuple):
+    """
+    An endpoint's open streams in this process, and the notifications that were delivered since it started.
+    """
+
+    streams: int
+    delivered: int
+
+
+def _forget() -> None:
+    global _counting  # another thread may hold the parent's
+    _counting = threading.Lock()
+    _hubs.clear()
+    _delivered.clear()
+    places.reset()
+
+
+# A forked child serves none of its parent's streams.
+os.register_at_fork(after_in_child=_forget)
+
+
+def status() -> Status:
+    """
+    How this process does. From any thread; it asks nobody.
+    """
+    hubs = _running()
+    return Status(
+        streams=places.taken,
+        draining=_stopping.is_set() or any(hub.draining for hub in hubs),
+        layer=_worst(hub.is_layer_down for hub in hubs),
+        database=_worst(hub.node.is_database_down for hub in hubs),
+    )
+
+
+def tallies() -> dict[str, Tally]:
+    """
+    Counts by endpoint, of every endpoint that has served a stream. From any thread.
+    """
+    with _counting:
+        # A stream that ends meanwhile must be neither counted twice nor left out.
+        found = {endpoint: Tally(0, delivered) for endpoint, delivered in _delivered.items()}
+        for hub in _running():
+            for stream in list(hub.streams):
+                streams, delivered = found.get(stream.endpoint, (0, 0))
+                found[stream.endpoint] = Tally(streams + 1, delivered + stream.delivered)
+    return found
+
+
+def _running() -> list[Hub]:
+    return [hub for loop, hub in list(_hubs.items()) if not loop.is_closed()]
+
+
+def _worst(are_down: Iterable[bool | None]) -> Literal["up", "down", "unused"]:
+    known = [is_down for is_down in are_down if is_down is not None]
+    if not known:
+        return "unused"
+    return "down" if any(known) else "up"
 
 
 def drain_all() -> None:

@@ -6,34 +6,21 @@ outage. When something may have been missed, the hub is told so; it is never tol
 """
 
 import asyncio
-import itertools
 import logging
-import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from mcp_channels import layers, topics
 from mcp_channels.batching import portions
-from mcp_channels.topics import Topic
-
-FENCE: Final = "mcp_channels.fence"
-"""The ``type`` of a message that a hub sends to itself, to see that it would hear others'."""
+from mcp_channels.listen.fences import FENCE, OPERATION_TIMEOUT, PROBE_INTERVAL, Fences
+from mcp_channels.topics import MalformedError, Topic
 
 JOIN_TIMEOUT: Final = 2.0
 """Seconds that a stream's acknowledgment waits for its groups; past it, the stream is told of all changes later."""
 
-OPERATION_TIMEOUT: Final = 5.0
-"""Seconds that one call of the layer, or a portion of them, may take before the layer counts as down."""
-
 PORTION: Final = 100
 """The most groups that are joined at the same time."""
-
-FENCE_RETRY: Final = 0.25
-"""Seconds after which a fence that did not come back is sent again."""
-
-PROBE_INTERVAL: Final = 2.0
-"""Seconds between two looks at whether the layer still brings messages."""
 
 RETRY_DELAY: Final = 0.25
 """Seconds before the first new attempt at a layer that failed; doubled with each, up to ``RETRY_CEILING``."""
@@ -43,10 +30,16 @@ RETRY_CEILING: Final = 2.0
 PUBLISHERS: Final = 10_000
 """The most publishers whose last number is remembered."""
 
+UNREADABLE_IN_A_ROW: Final = 100
+"""Messages in a row that the layer can't decode, after which it is given time to breathe."""
+
+COMPLAINT_INTERVAL: Final = 60.0
+"""Seconds between two log lines about messages that were dropped."""
+
 logger = logging.getLogger("mcp_channels.hub")
 
 Receive = Callable[[dict[str, Any]], None]
-"""Takes a message of the layer."""
+"""Takes a message of the layer; raises ``MalformedError`` if it is none that a hub knows."""
 
 Missed = Callable[[Iterable[Topic] | None], None]
 """Hears that changes of these topics may have been missed; None: of any."""
@@ -82,7 +75,6 @@ class Membership:
         self._receive = receive
         self._missed = missed
         self._loop = asyncio.get_running_loop()
-        self._name = secrets.token_hex(8)
         self._channel: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._work = asyncio.Event()
@@ -90,13 +82,14 @@ class Membership:
         self._joined: dict[Topic, None] = {}
         self._joining: Joining | None = None
         self._leaving: deque[Topic] = deque()
-        self._fences: dict[int, asyncio.Future[None]] = {}
-        self._tokens = itertools.count()
+        self._fences = Fences(layer)
         self._down = False
         self._failures = 0
         self._connections: tuple[int, ...] = ()
         self._numbers: dict[str, int] = {}
-        self._joined_at = self._renewed_at = self._probed_at = self._loop.time()
+        self._dropped = 0
+        self._complained_at = float("-inf")
+        self._joined_at = self._renewed_at = self._loop.time()
 
     @property
     def is_down(self) -> bool:
@@ -164,30 +157,51 @@ class Membership:
     # Receiving
 
     async def _receive_all(self, channel: str) -> None:
+        unreadable = 0
         while True:
             try:
                 message = await self.layer.receive(channel)
             except asyncio.CancelledError:
                 raise
-            except Exception as error:  # the edge of the receive loop: whatever a layer raises is an outage
-                self._fail(error)
-                await asyncio.sleep(self._retry_delay())
+            except Exception as error:  # the edge of the receive loop: whatever a layer raises
+                if layers.is_unreadable(error):
+                    unreadable += 1
+                    self._drop(f"it can't be decoded: {type(error).__name__}")
+                    await asyncio.sleep(RETRY_DELAY if unreadable > UNREADABLE_IN_A_ROW else 0)
+                else:
+                    self._fail(error)
+                    await asyncio.sleep(self._retry_delay())
                 continue
+            unreadable = 0
             try:
                 self._take(message)
+            except MalformedError as error:
+                self._drop(str(error))
             except Exception:  # one bad message must not end the loop that all streams live on
                 logger.exception("A message of the channel layer could not be handled")
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: object) -> None:
+        if not isinstance(message, dict):
+            raise MalformedError("it is no dict")
         if message.get("type") == FENCE:
-            fence = self._fences.get(message.get("token", -1)) if message.get("hub") == self._name else None
-            if fence is not None and not fence.done():
-                fence.set_result(None)
+            self._fences.take(message)
             return
+        # On a bounded layer everything goes to every hub.
+        self._fences.note(is_for_all=layers.is_bounded(self.layer))
         if "number" in message and self._has_missed(message):
             logger.warning("The channel layer dropped messages; every stream was told that its topics may have changed")
             self._missed(None)
         self._receive(message)
+
+    def _drop(self, why: str) -> None:
+        """
+        Say that a message was dropped, but not for each of many.
+        """
+        self._dropped += 1
+        now = self._loop.time()
+        if now - self._complained_at >= COMPLAINT_INTERVAL:
+            logger.warning("%d messages of the channel layer were dropped; of the last, %s", self._dropped, why)
+            self._dropped, self._complained_at = 0, now
 
     def _has_missed(self, message: dict[str, Any]) -> bool:
         """
@@ -291,9 +305,7 @@ class Membership:
         if expiry is not None and now - self._renewed_at >= expiry / 4:
             self._renewed_at = now
             await self._add(self._groups())
-        if now - self._probed_at >= PROBE_INTERVAL:
-            self._probed_at = now
-            await self._fence(self.layer.send, [self._channel])
+        await self._fences.probe()
 
     def _groups(self) -> list[str]:
         return [topics.EVERY_HUB, *self._groups_of(self._joined)]
@@ -305,23 +317,13 @@ class Membership:
     async def _add(self, groups: list[str]) -> None:
         for some in portions(groups, PORTION):
             async with asyncio.timeout(OPERATION_TIMEOUT):
-                await asyncio.gather(*(self.layer.group_add(group, self._channel) for group in some))
+                await asyncio.gather(*(self._add_one(group) for group in some))
         # A layer may return from a join before the broker has heard of it, so see a message come through.
-        await self._fence(self.layer.group_send, groups if layers.is_sharded(self.layer) else groups[-1:])
+        for group in groups if layers.is_sharded(self.layer) else groups[-1:]:
+            await self._fences.see(group)
 
-    async def _fence(
-        self, send: Callable[[Any, dict[str, Any]], Awaitable[None]], destinations: Iterable[str | None]
-    ) -> None:
-        for destination in destinations:
-            token = next(self._tokens)
-            fence = self._fences[token] = self._loop.create_future()
-            try:
-                async with asyncio.timeout(OPERATION_TIMEOUT):
-                    while not fence.done():
-                        await send(destination, {"type": FENCE, "hub": self._name, "token": token})
-                        await asyncio.wait([fence], timeout=FENCE_RETRY)
-            finally:
-                del self._fences[token]
+    async def _add_one(self, group: str) -> None:
+        await layers.insist(lambda: self.layer.group_add(group, self._channel))
 
     # Outages
 

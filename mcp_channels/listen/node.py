@@ -5,21 +5,17 @@ A stream is admitted before it is acknowledged, and its row is deleted when it h
 it is acknowledged, so that a client never holds more than its cap. A node that says nothing for ``DEAD_AFTER`` is dead,
 and another one deletes its rows.
 
-Whether a stream may still listen is looked at again every ``CHECK_INTERVAL``, and at once when an order says so. From
-such an order until the answer is known, the stream is told nothing.
+Whether a stream may still listen is looked at again from time to time, and at once when an order says so: see
+``checking``.
 """
 
 import asyncio
-import heapq
-import itertools
 import logging
 import os
-import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, TypeVar, cast
 
 from channels.db import database_sync_to_async
 
@@ -28,18 +24,13 @@ from mcp_channels.conf import settings
 from mcp_channels.listen import admission, orders, registry
 from mcp_channels.listen.admission import Admission, Candidate, Delay, Displaced, Outcome
 from mcp_channels.listen.beat import TICK, Beat, Seen
+from mcp_channels.listen.checking import Checking, Held
 from mcp_channels.listen.handover import Handovers
 from mcp_channels.listen.orders import CHECK, ENDED, RECEIVED
 from mcp_channels.listen.registry import Delivery
 from mcp_channels.listen.stream import REASONS, Reason, Stream
 from mcp_channels.models import Node as NodeRow
 from mcp_channels.topics import Topic
-
-CHECK_INTERVAL: Final = 15.0
-"""Seconds after which it is looked at again whether a stream may still listen."""
-
-CHECKED_AT_ONCE: Final = 64
-"""The most streams that are checked together."""
 
 RELEASE_TIMEOUT: Final = 1.0
 """Seconds that the end of a request waits for its row to be deleted; past it, that goes on by itself."""
@@ -50,45 +41,6 @@ EARLY: Final = 1000
 logger = logging.getLogger("mcp_channels.node")
 
 _T = TypeVar("_T")
-
-
-class Verdict(NamedTuple):
-    """
-    What is left of a stream: the topics that it may hear of, and for how long.
-    """
-
-    topics: Collection[Topic]
-
-    expires_in: float | None
-    """Seconds until its credential ends; None: it doesn't."""
-
-
-Check = Callable[[Stream, Any], Awaitable[Verdict | None]]
-"""Looks whether a stream, with the credentials that it brought, may still listen; None: it may not."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """
-    A stream, what it brought, and what is known of it.
-    """
-
-    stream: Stream
-    check: Check
-    credentials: Any
-    checked_at: float
-    """When it was last looked at whether it may listen, by the loop's clock."""
-    key: int | None = None
-    """The key of its row, once it is admitted."""
-    principal: int | None = None
-    is_ordered: bool = False
-    """Whether somebody may wait for its end."""
-    doubt: int = 0
-    """The number of the last order to check it that isn't settled; 0: none."""
-    failed_at: float = float("-inf")
-    """When it could not be looked at whether it may listen, if that is how it is."""
-    recorded: int = 0
-    """How much of what it delivered is written in the database."""
 
 
 class Node:
@@ -103,7 +55,6 @@ class Node:
             is_layer_down: whether the channel layer is known to be down.
         """
         self._loop = asyncio.get_running_loop()
-        self._drop = drop
         self._is_layer_down = is_layer_down
         self.draining = False
         """Whether the process is shutting down: with its last stream the node's row goes."""
@@ -120,9 +71,8 @@ class Node:
         self._early: dict[int, str] = {}
         self._suspects: dict[int, float] = {}
         self._all_suspect_at = float("-inf")
-        self._doubts = itertools.count(1)
-        self._checking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._checking = Checking(self._held, drop=drop, start=self._start)
 
     # Being let in
 
@@ -146,11 +96,11 @@ class Node:
                 return False
             outcome = await self._admit(Candidate(candidate.principal, candidate.row, has_waited=True))
             # What was found out before the wait is old.
-            self._doubt(held)
+            self._checking.doubt(held)
         self._hold(held, cast("Admission", outcome))
         if outcome.displaced:
             await self._hand_over(outcome.displaced)
-        if held.doubt and (failed := await self._check([held])):
+        if held.doubt and (failed := await self._checking.check([held])):
             raise failed[0]
         return True
 
@@ -190,7 +140,7 @@ class Node:
         # Its principal's standing may have changed since it was looked at, and without the layer nobody says so.
         suspect_at = max(self._suspects.get(admitted.principal, float("-inf")), self._all_suspect_at)
         if suspect_at >= held.checked_at or self._is_layer_down():
-            self._doubt(held)
+            self._checking.doubt(held)
 
     async def _hand_over(self, displaced: Sequence[Displaced]) -> None:
         handover = self._handovers.expect(displaced)
@@ -214,17 +164,17 @@ class Node:
         """
         Give back the place of a stream that has ended.
         """
-        if held.key is None:
+        key, held.key = held.key, None
+        if key is None:
             return
-        del self._held[held.key]
+        del self._held[key]
         if held.is_ordered:
-            self._handovers.ended(held.key)
-            orders.send([(held.key, ENDED)])
+            self._handovers.ended(key)
+            orders.send([(key, ENDED)])
         # A server that cancels its requests may end without draining first.
-        leaving = self._leave(held.key, is_shutdown=held.stream.reason == "shutdown")
+        leaving = self._leave(key, is_shutdown=held.stream.reason == "shutdown")
         # The wait is only for a process that is about to end.
         await asyncio.wait([leaving], timeout=RELEASE_TIMEOUT)
-        held.key = None
 
     @property
     def owes(self) -> bool:
@@ -232,6 +182,14 @@ class Node:
         Whether rows are left to be deleted which the database does not take yet.
         """
         return self._beat is not None and bool(self._leaving or self._unreleased or self._beat.is_failing)
+
+    @property
+    def is_database_down(self) -> bool | None:
+        """
+        Whether the database doesn't answer the node's looks; None where the node has no row and doesn't look.
+        """
+        beat = self._beat
+        return None if beat is None else beat.is_unanswered
 
     def _leave(self, key: int, *, is_shutdown: bool = False) -> "asyncio.Task[None]":
         """
@@ -320,84 +278,11 @@ class Node:
 
     def _obey(self, held: Held, what: str) -> None:
         if what == CHECK:
-            self._doubt(held)
-            self._check_soon()
+            self._checking.doubt(held)
+            self._checking.soon()
         elif what in REASONS:
             held.is_ordered = True
             held.stream.end(cast("Reason", what))
-
-    def _doubt(self, held: Held) -> None:
-        held.doubt = next(self._doubts)
-        held.stream.hold()
-
-    # Looking again
-
-    def _check_soon(self) -> None:
-        if self._checking is None or self._checking.done():
-            self._checking = self._start(self._check_all(), "check")
-
-    async def _check_all(self) -> None:
-        while due := self._due():
-            failed = await self._check(due)
-            if len(failed) == len(due):
-                return
-
-    def _due(self) -> list[Held]:
-        """
-        The streams to look at next: those in doubt first, as they are told nothing meanwhile, and those that could not
-        be looked at before behind all others, so that none of these has to wait for them.
-        """
-        now = self._loop.time()
-        due = [
-            held
-            for held in self._held.values()
-            if (held.doubt or held.checked_at <= now - CHECK_INTERVAL) and held.failed_at <= now - TICK / 2
-        ]
-        return heapq.nsmallest(CHECKED_AT_ONCE, due, key=lambda held: (held.failed_at, not held.doubt))
-
-    async def _check(self, some: Sequence[Held]) -> list[BaseException]:
-        """
-        Look whether these may still listen, and return what went wrong with those of which it could not be found out.
-        """
-        doubts = [held.doubt for held in some]
-        now = self._loop.time()
-        verdicts = await asyncio.gather(
-            *(held.check(held.stream, held.credentials) for held in some), return_exceptions=True
-        )
-        failed, is_new = [], False
-        for held, doubt, verdict in zip(some, doubts, verdicts, strict=True):
-            if isinstance(verdict, BaseException):
-                failed.append(verdict)
-                is_new = is_new or held.failed_at == float("-inf")
-                held.failed_at = self._loop.time()
-            else:
-                held.failed_at = float("-inf")
-                held.checked_at = now + random.uniform(0, CHECK_INTERVAL / 4)  # noqa: S311  # not all at once
-                self._judge(held, doubt, verdict)
-        # What goes on failing is said once.
-        if is_new:
-            logger.warning(
-                "It could not be looked at whether %d streams may still listen (%s)",
-                len(failed),
-                type(failed[-1]).__name__,
-            )
-        return failed
-
-    def _judge(self, held: Held, doubt: int, verdict: Verdict | None) -> None:
-        if verdict is None:
-            held.stream.end("revoked")
-            held.doubt = 0
-            return
-        held.stream.expire_in(verdict.expires_in)
-        lost = [topic for topic in held.stream.topics if topic not in verdict.topics]
-        if lost:
-            self._drop(held.stream, lost)
-            if not held.stream.topics:
-                held.stream.end("revoked")
-        # Another order may have come since.
-        if held.doubt == doubt:
-            held.doubt = 0
-            held.stream.resume()
 
     # From time to time
 
@@ -419,7 +304,7 @@ class Node:
             if not seen.is_alive:
                 self._fall()
                 return
-            self._check_soon()
+            self._checking.soon()
 
     def _note(self, seen: Seen) -> None:
         self._unreleased.difference_update(seen.released)

@@ -11,12 +11,11 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, cast, get_args
 
-from mcp_channels import signals
+from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
 from mcp_channels.topics import Topic
@@ -46,6 +45,12 @@ CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on its writes."""
 
 logger = logging.getLogger("mcp_channels.streams")
+
+
+class _WriteError(Exception):
+    """
+    The socket took nothing: a server tells of a client that left by exceptions of its own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +138,7 @@ class Stream:
         self._pending: dict[Topic, bytes] = {}
         self._opened_at = self._idle_since = self._silent_since = self._loop.time()
         self._expires_at = None if expires_in is None else self._opened_at + expires_in
-        self._lasts_until = None if limits.lifetime is None else self._opened_at + limits.lifetime
+        self._lasts_until: float | None = None
         self._keep_alive_due = False
         self._writing_until: float | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -151,7 +156,7 @@ class Stream:
             if self.reason is not None:
                 return
             if len(pending) >= self._limits.max_queue:
-                signals.notification_dropped.send_robust(sender=Stream, endpoint=self.endpoint, kind=topic.kind)
+                telemetry.emit(signals.notification_dropped, Stream, endpoint=self.endpoint, kind=topic.kind)
                 return
         pending[topic] = head
 
@@ -230,6 +235,9 @@ class Stream:
             self._end_if_over(now)
         if self.reason is not None:
             return now + CLOSING_TIME if self._writing_until is None else self._writing_until
+        if self._task is None:
+            # It is still being let in: what counts from the acknowledgment has not begun.
+            return now + CLOSING_TIME if self._expires_at is None else self._expires_at
         due = [at for at in (self._expires_at, self._lasts_until, self._writing_until) if at is not None]
         if self._writing_until is None:
             if now >= self._silent_since + self._limits.keep_alive:
@@ -266,14 +274,11 @@ class Stream:
         self._task = cast("asyncio.Task[object]", asyncio.current_task())
         self._begin(self._loop.time())
         kinds = self.filter.kinds()
-        acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
-        self.filter = None
         started = False
         try:
-            await self._write(write, acknowledgment)
-            del acknowledgment
+            await self._acknowledge(write)
             started = True
-            signals.stream_started.send_robust(sender=Stream, endpoint=self.endpoint, kinds=kinds)
+            telemetry.emit(signals.stream_started, Stream, endpoint=self.endpoint, kinds=kinds)
             await self._pump(write)
             await self._close(write)
         except asyncio.CancelledError:
@@ -281,25 +286,33 @@ class Stream:
                 self.end("client_closed")
                 return
             self.end("shutdown")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSING_TIME):
-                    await self._close(write)
+            await self._close_at_last(write)
             raise
-        except Exception as error:  # a server tells of a peer that left by exceptions of its own
-            logger.debug("A write failed: %r", error)
+        except _WriteError as error:
+            logger.debug("A write failed: %r", error.__cause__)
             self.end("client_closed")
+        except Exception:  # the edge of one stream: whatever is wrong with it is nobody else's business
+            logger.exception("A stream of endpoint %s failed", self.endpoint)
+            self.end("server_error")
+            await self._close_at_last(write)
         finally:
             self._task = None
             self._pending.clear()
             if started:
                 self._report(kinds)
 
+    async def _acknowledge(self, write: Write) -> None:
+        assert self.filter is not None  # see serve
+        acknowledgment = frames.acknowledged(self.filter.to_wire(), self.id)
+        self.filter = None
+        await self._write(write, acknowledgment)
+
     def _begin(self, now: float) -> None:
         """
         Count from here: being let in may take some time, which isn't the stream's.
         """
-        if self._lasts_until is not None:
-            self._lasts_until += now - self._opened_at
+        if self._limits.lifetime is not None:
+            self._lasts_until = now + self._limits.lifetime
         self._opened_at = self._idle_since = self._silent_since = now
 
     async def _pump(self, write: Write) -> None:
@@ -339,6 +352,8 @@ class Stream:
         self._writing_until = now + allowed
         try:
             await write(data)
+        except Exception as error:
+            raise _WriteError from error
         finally:
             self._writing_until = None
 
@@ -351,6 +366,20 @@ class Stream:
                 await self._write_pending(write)
         data = frames.closing(self.id, reason=self.reason, server_info=self._server_info)
         await self._write(write, data)
+
+    async def _close_at_last(self, write: Write) -> None:
+        """
+        Write the closing frames where little may be left to write them with.
+        """
+        try:
+            async with asyncio.timeout(CLOSING_TIME):
+                await self._close(write)
+        except _WriteError as error:
+            logger.debug("A write failed: %r", error.__cause__)
+        except TimeoutError:
+            pass
+        except Exception:  # as in serve; what the stream ends with is the end of its body
+            logger.exception("The end of a stream of endpoint %s could not be written", self.endpoint)
 
     def _abort(self) -> None:
         if self._task is not None and not self._aborted:
@@ -374,8 +403,9 @@ class Stream:
                 "duration": duration,
             },
         )
-        signals.stream_stopped.send_robust(
-            sender=Stream,
+        telemetry.emit(
+            signals.stream_stopped,
+            Stream,
             endpoint=self.endpoint,
             kinds=kinds,
             reason=self.reason,

@@ -11,7 +11,7 @@ from tests.support.browser import Browser, browser
 from tests.support.http import listen, listening
 
 # A machine without a Chromium installs one first.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

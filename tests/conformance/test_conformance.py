@@ -11,6 +11,7 @@ import pytest
 from tests.conformance.suite import Suite
 from tests.support.processes import Server
 
+pytestmark = pytest.mark.long
 SCENARIOS = 40
 CHECKS = 152
 """What a server passes that answers ``tools/list`` with JSON; one with an SSE stream is given one check more."""
@@ -41,6 +42,7 @@ def test_every_check_of_the_official_suite_succeeds(suite: Suite, tmp_path: Path
         log=tmp_path / "server.log",
         application="tests.conformance.asgi:application",
         arguments=arguments,
+        plain=True,
     )
     try:
         report = suite.run(f"{server.url}/mcp", tmp_path / "report")

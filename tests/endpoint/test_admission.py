@@ -18,7 +18,7 @@ from django.urls import path
 from example_project.notes.mcp import server
 from example_project.notes.models import Note
 from mcp_channels import MCPConsumer, MCPServer, ModelResource, notify_resource_updated
-from mcp_channels.listen import admission, node as node_module
+from mcp_channels.listen import admission, checking
 from mcp_channels.listen.hub import Hub
 from mcp_channels.models import AccessToken, LiveStream, Principal, Scope
 from tests.endpoint.test_consumer import Connection, body, scope
@@ -309,7 +309,7 @@ async def test_a_resources_hook_and_an_endpoints_have_to_agree(alice):
 
 
 async def test_a_hook_is_asked_again_from_time_to_time(alice, monkeypatch):
-    monkeypatch.setattr(node_module, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(checking, "CHECK_INTERVAL", 0.2)
     refused_now: set[str] = set()
     connection = listen(
         mounted(can_subscribe=lambda principal, uri: uri not in refused_now),
@@ -334,7 +334,7 @@ async def test_a_hook_is_not_asked_about_a_row_that_is_gone(alice, monkeypatch):
     """
     Its URI stays, and is heard of when a row has it again.
     """
-    monkeypatch.setattr(node_module, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(checking, "CHECK_INTERVAL", 0.2)
     asked: list[str] = []
 
     def hook(principal, uri):

@@ -12,7 +12,7 @@ from django.urls import path
 
 from mcp_channels import MCPConsumer, MCPServer
 from mcp_channels.listen.hub import Hub
-from tests.support.http import asgi_scope, listen_body
+from tests.support.http import META, asgi_scope, listen_body
 
 server = MCPServer("driven")
 
@@ -123,6 +123,22 @@ async def test_a_cancelled_application_says_that_it_stops_and_ends_its_body(appl
     data = b"".join(message.get("body", b"") for message in connection.all)
     assert b'"reason":"shutdown"' in data
     assert connection.all[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_process_that_shuts_down_refuses_listens_and_answers_the_rest(application):
+    Hub.current(get_channel_layer()).drain()
+    refused = Connection(application, body())
+    start = await refused.next()
+    assert start["status"] == 503
+    assert int(dict(start["headers"])[b"retry-after"]) > 0
+    assert b"shutting down" in (await refused.next())["body"]
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": META}}
+    listed = {"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}
+    served = Connection(application, listed, headers=asgi_scope(**{"Mcp-Method": "tools/list"})["headers"])
+    assert (await served.next())["status"] == 200
+    async with asyncio.timeout(5):
+        await served.task
 
 
 @pytest.mark.django_db(transaction=True)

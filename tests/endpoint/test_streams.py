@@ -170,11 +170,14 @@ async def test_nothing_published_after_the_acknowledgment_is_missed(served):
     1,000 rounds in all, half on each server: open, publish at once from another process, receive.
     """
     worker = served.project.new_worker()
+    worker.run(
+        "notes = [Note(pk=pk, title='x', shared=True) for pk in range(1, 501)]\n"
+        "changed = {'update_fields': ['title', 'shared'], 'unique_fields': ['pk']}\n"
+        "Note.objects.bulk_create(notes, update_conflicts=True, **changed)"
+    )
     for number in range(500):
         # A new topic each time, so that each round joins a group.
         asked = {"toolsListChanged": True} if number % 5 == 0 else {"resourceSubscriptions": [f"note://{number + 1}"]}
-        if number % 5:
-            worker.run("Note.objects.update_or_create(pk=pk, defaults={'title': 'x', 'shared': True})", pk=number + 1)
         async with listening(served.port, asked, token=served.token) as stream:
             if number % 5 == 0:
                 await asyncio.to_thread(worker.run, "notify.notify_tools_changed()")

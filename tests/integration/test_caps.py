@@ -103,18 +103,21 @@ def flood_with(project, servers, *, count: int) -> None:
         others.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_thousand_listens_hold_the_cap_over_four_processes(make_shared):
     project = make_shared("postgres")
     flood_with(project, [project.serve("uvicorn") for _ in range(4)], count=COUNT)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_thousand_listens_hold_the_cap_over_two_processes_on_sqlite(make_shared):
     project = make_shared("sqlite")
     flood_with(project, [project.serve("uvicorn") for _ in range(2)], count=COUNT)
 
 
+@pytest.mark.long
 def test_clocks_that_are_wrong_change_nothing(make_shared):
     project = make_shared("postgres")
     servers = [
@@ -155,6 +158,7 @@ async def until(project, code: str, expected: object, *, seconds: float) -> None
         await asyncio.sleep(0.25)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("database", "application"), [("postgres", AHEAD), ("sqlite", None)])
 async def test_a_killed_process_holds_nobody_up_and_leaves_nothing(make_shared, database, application):
     project = make_shared(database)
@@ -177,6 +181,7 @@ async def test_a_killed_process_holds_nobody_up_and_leaves_nothing(make_shared, 
             assert (await stream.message())["method"] == "notifications/tools/list_changed"
 
 
+@pytest.mark.long
 async def test_a_process_that_was_taken_for_dead_ends_its_streams(make_shared):
     project = make_shared("postgres")
     first, second = project.serve("uvicorn"), project.serve("uvicorn")
@@ -200,6 +205,7 @@ async def test_a_process_that_was_taken_for_dead_ends_its_streams(make_shared):
         await bobs.silence(0.2)
 
 
+@pytest.mark.long
 async def test_clients_that_supersede_each_other_settle_to_one_admission_a_second(make_shared):
     project = make_shared("sqlite")
     servers = [project.serve("uvicorn"), project.serve("uvicorn")]

@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from tests.spec_requirements import requirement
+from tests.support import forked
 from tests.support.http import listening
 from tests.support.processes import ROOT, free_port
 
@@ -24,14 +25,8 @@ class Listening:
     """
 
     def __init__(self, project, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "manage.py", "mcp_listen", *arguments, "--json"],
-            cwd=ROOT,
-            env=project.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["manage.py", "mcp_listen", *arguments, "--json"]
+        self.process = forked.Process(command, env=project.env, stdout=forked.PIPE, stderr=forked.PIPE)
 
     async def event(self) -> dict:
         async with asyncio.timeout(20):

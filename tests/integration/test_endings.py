@@ -5,6 +5,7 @@ How streams end: by the server's word, by limits, and by clients that stall.
 import asyncio
 import contextlib
 import json
+import signal
 import time
 from contextlib import AsyncExitStack
 
@@ -32,8 +33,9 @@ def check_closing(messages: list[dict], reason: str, id_: object = 1) -> None:
 
 @requirement("cancel:teardown", "cancel:references-listen", "cancel:in-progress")
 @requirement("listen:teardown-result", "listen:graceful-closure", "http:response-ends")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("kind", SERVERS)
-async def test_a_server_that_is_told_to_stop_closes_its_streams(project, kind):
+async def test_a_server_that_is_told_to_stop_closes_its_streams(project, kind, number):
     server = project.serve(kind)
     token = project.token()
     async with AsyncExitStack() as stack:
@@ -42,20 +44,56 @@ async def test_a_server_that_is_told_to_stop_closes_its_streams(project, kind):
             for id_ in ("a", 7, 8, 9, "b", "c", 1, 2, 3, 4)
         ]
         started = time.monotonic()
-        server.terminate()
+        server.process.send_signal(number)
         for stream, id_ in zip(streams, ("a", 7, 8, 9, "b", "c", 1, 2, 3, 4), strict=True):
             check_closing(await stream.ending(), "shutdown", id_)
         assert time.monotonic() - started < 2
     async with asyncio.timeout(5):
         await asyncio.to_thread(server.process.wait)
     assert time.monotonic() - started < 5
-    assert "Traceback" not in server.read_log()
+    log = server.read_log()
+    assert "Traceback" not in log
+    # Daphne's word for an application that it had to kill.
+    assert "took too long" not in log
+    assert project.worker.run("result = models.LiveStream.objects.count() + models.Node.objects.count()") == 0
 
 
-@pytest.mark.parametrize("kind", ["uvicorn", "granian", "hypercorn"])
-async def test_servers_with_several_workers_close_their_streams(project, kind):
-    server = project.serve(kind, arguments=["--workers", "2"])
+async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path):
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    (watched / "changed.py").write_text("")
+    server = project.serve("uvicorn", arguments=["--reload", "--reload-dir", str(watched)], plain=True)
     token = project.token()
+    async with listening(server.port, {"toolsListChanged": True}, token=token) as stream:
+        started = time.monotonic()
+        (watched / "changed.py").write_text("CHANGED = True\n")
+        check_closing(await stream.ending(), "shutdown")
+        # uvicorn looks four times a second whether a file has changed.
+        assert time.monotonic() - started < 3
+    status = 0
+    async with asyncio.timeout(20):
+        # The old process refuses what it still accepts.
+        while status != 200:
+            async with listen(server.port, {"toolsListChanged": True}, token=token) as response:
+                status = response.status
+                assert status in (200, 503)
+    log = server.read_log()
+    assert log.count("Started server process") == 2
+    assert "Traceback" not in log
+
+
+WORKS = {"uvicorn": "Application startup complete", "granian": "Started worker-", "hypercorn": "Running on"}
+"""What each worker writes into the log once it serves."""
+
+
+@pytest.mark.parametrize("kind", WORKS)
+async def test_servers_with_several_workers_close_their_streams(project, kind):
+    server = project.serve(kind, arguments=["--workers", "2"], plain=True)
+    token = project.token()
+    async with asyncio.timeout(60):
+        # Their parent listens before them; one that is told to stop while it starts does so when it has started.
+        while server.read_log().count(WORKS[kind]) < 2:
+            await asyncio.sleep(0.05)
     async with AsyncExitStack() as stack:
         streams = [
             await stack.enter_async_context(listening(server.port, {"toolsListChanged": True}, token=token))

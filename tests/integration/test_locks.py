@@ -49,6 +49,7 @@ async def test_a_transaction_that_lasts_holds_up_no_other_order(stored, tmp_path
     port = stored.server.port
     name, held, holder = f"alice, of whom {change}", tmp_path / "held", stored.new_worker()
     alice, bob = stored.token(name), stored.token(f"bob, while {change}")
+    holder.run("result = None")
     async with (
         listening(port, {"toolsListChanged": True}, token=alice) as one,
         listening(port, {}, token=bob) as two,

@@ -139,3 +139,21 @@ async def test_clients_may_leave_and_come_during_an_outage(fragile, own_redis):
         await asyncio.to_thread(server.process.wait)
     # channels_redis logs traces of its own; none may pass through this package.
     assert "/mcp_channels/" not in server.read_log()
+
+
+async def test_a_layer_that_forgets_everything_is_found_out_within_seconds(fragile, own_redis):
+    """
+    Nothing fails: sends go through and reach nobody.
+    """
+    import redis as client
+
+    server = fragile.serve("uvicorn")
+    token, pk = fragile.token(), fragile.note()
+    async with listening(server.port, {"resourceSubscriptions": [f"note://{pk}"]}, token=token) as stream:
+        await asyncio.sleep(1)
+        client.Redis(port=own_redis.port).flushall()
+        fragile.save(pk)
+        assert (await stream.message(timeout=5))["params"]["uri"] == f"note://{pk}"
+        await asyncio.sleep(1)
+        fragile.save(pk)
+        assert (await stream.message(timeout=1))["params"]["uri"] == f"note://{pk}"

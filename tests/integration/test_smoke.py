@@ -6,7 +6,7 @@ from tests.support.processes import SERVERS
 
 @pytest.mark.parametrize("kind", SERVERS)
 async def test_a_save_in_another_process_reaches_a_stream(project, kind):
-    server = project.serve(kind)
+    server = project.serve(kind, plain=True)
     token = project.token()
     pk = project.note()
     async with listening(server.port, {"resourceSubscriptions": [f"note://{pk}"]}, token=token) as stream:

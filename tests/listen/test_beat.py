@@ -194,6 +194,29 @@ async def test_an_outage_is_logged_once_and_so_is_its_end(beat, clock, outage, c
     ]
 
 
+async def test_a_database_that_does_not_answer_counts_as_down_after_five_seconds(beat, clock, monkeypatch):
+    entered, may_go_on, orders_for = threading.Event(), threading.Event(), registry.orders_for
+
+    def slow(node):
+        entered.set()
+        may_go_on.wait(10)
+        return orders_for(node)
+
+    monkeypatch.setattr(registry, "orders_for", slow)
+    looking = asyncio.create_task(look(beat))
+    try:
+        assert await asyncio.to_thread(entered.wait, 5)
+        clock.now += 4
+        assert not beat.is_unanswered
+        clock.now += 1
+        assert beat.is_unanswered
+        assert not beat.is_failing
+    finally:
+        may_go_on.set()
+    await looking
+    assert not beat.is_unanswered
+
+
 async def test_a_look_brings_orders_and_word_of_what_has_ended(beat):
     alice = await Principal.objects.acreate(name="alice")
 

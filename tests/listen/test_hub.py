@@ -3,13 +3,14 @@ A hub on a channel layer in memory, and on one that a test can break.
 """
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
 from channels.layers import InMemoryChannelLayer
 
 from mcp_channels import topics
-from mcp_channels.listen import hub as hub_module, membership
+from mcp_channels.listen import fences, hub as hub_module, membership
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
 from mcp_channels.topics import TOOLS, resource
@@ -163,15 +164,67 @@ async def test_a_colliding_group_delivers_nothing_foreign():
             assert told(socket) == []
 
 
-@pytest.mark.parametrize(
-    "message", [{"type": "x"}, {}, {"type": topics.CHANGED}, {"type": topics.CHANGED, "topics": 7}]
-)
-async def test_a_strange_message_does_no_harm(message):
+POISON = [
+    {"type": "x"},
+    {"type": ["x"]},
+    {},
+    {"type": topics.CHANGED},
+    {"type": topics.CHANGED, "topics": 7},
+    {"type": topics.CHANGED, "topics": "[", "number": 1, "from": "p", "since": None},
+    "text",
+    None,
+    7,
+    ["type"],
+    ValueError("Unpack failed: incomplete input"),
+    UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+    TypeError("argument of type 'int' is not iterable"),
+    type("InvalidToken", (Exception,), {})(),
+]
+"""What a layer may bring that is none of ours, or fail with where it can't be decoded."""
+
+
+async def test_poisoned_messages_are_dropped_with_one_line_and_count_as_no_outage(caplog):
     async with running() as (hub, layer):
         async with attached(hub, TOOLS) as (_, socket):
-            await layer.group_send(TOOLS.group, message)
+            receive, poison = layer.receive, asyncio.Queue()
+
+            async def poisoned(channel):
+                if poison.empty():
+                    return await receive(channel)
+                message = poison.get_nowait()
+                if isinstance(message, Exception):
+                    raise message
+                return message
+
+            layer.receive = poisoned
             await publish(layer, TOOLS)
-            assert told(socket) == ["notifications/tools/list_changed"]
+            for message in POISON * 30:
+                poison.put_nowait(message)
+            await publish(layer, TOOLS)
+            await until(poison.empty)
+            await publish(layer, TOOLS)
+            assert len(told(socket)) == 3
+            assert not hub._membership.is_down
+    assert caplog.text.count("dropped") == 1
+    assert "Traceback" not in caplog.text
+    assert "failed" not in caplog.text
+
+
+async def test_a_layer_that_decodes_nothing_is_not_asked_without_a_pause(monkeypatch):
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS):
+            asked = 0
+
+            async def broken(channel):
+                nonlocal asked
+                asked += 1
+                raise TypeError("mine")
+
+            receive, layer.receive = layer.receive, broken
+            await publish(layer, TOOLS)
+            await asyncio.sleep(0.6)
+            layer.receive = receive
+            assert asked <= membership.UNREADABLE_IN_A_ROW + 5
 
 
 async def test_one_stream_that_fails_and_one_that_hangs_keep_nobody_from_hearing():
@@ -292,6 +345,7 @@ async def test_a_layer_that_forgets_its_groups_is_reminded(monkeypatch):
     async with running() as (hub, layer):
         layer.group_expiry = 0.2
         monkeypatch.setattr(membership, "PROBE_INTERVAL", 0.05)
+        monkeypatch.setattr(fences, "PROBE_INTERVAL", 60)
         async with attached(hub, TOOLS) as (_, socket):
             layer.groups.clear()
             hub._membership._work.set()
@@ -300,23 +354,96 @@ async def test_a_layer_that_forgets_its_groups_is_reminded(monkeypatch):
             assert "notifications/tools/list_changed" in told(socket)
 
 
-async def test_a_layer_that_brings_nothing_any_more_counts_as_down(monkeypatch, caplog):
+@pytest.fixture
+def watchful(monkeypatch):
     """
-    Sends succeed and nothing arrives: only a message of one's own shows it.
+    Probes that take no second.
     """
     monkeypatch.setattr(membership, "PROBE_INTERVAL", 0.05)
-    monkeypatch.setattr(membership, "OPERATION_TIMEOUT", 0.2)
     monkeypatch.setattr(membership, "RETRY_DELAY", 0.02)
+    monkeypatch.setattr(fences, "PROBE_INTERVAL", 0.05)
+    monkeypatch.setattr(fences, "FENCE_RETRY", 0.05)
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_a_hub_whose_group_forgets_it_joins_again_and_marks_each_topic_once(caplog):
+    """
+    Sends succeed and nothing arrives, as after a flush of Redis: only a message through the group shows it.
+    """
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS, resource("a")) as (_, socket):
+            await asyncio.sleep(0.2)
+            assert told(socket) == []
+            layer.groups.clear()
+            await until(lambda: len(told(socket)) == 2)
+            await publish(layer, TOOLS)
+            assert sorted(told(socket)) == sorted(["a", *["notifications/tools/list_changed"] * 2])
+            await asyncio.sleep(0.3)
+            assert len(told(socket)) == 3
+    assert caplog.text.count("The channel layer failed (NotHeardError)") == 1
+    assert caplog.text.count("The channel layer is back") == 1
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_of_many_hubs_only_one_probes_at_a_time():
+    """
+    Every hub hears it, so what a hub costs does not grow with their number.
+    """
+    async with running() as (hub, layer):
+        async with attached(hub, TOOLS):
+            sent, group_send = [], layer.group_send
+
+            async def counting(group, message):
+                sent.append(message)
+                await group_send(group, message)
+
+            layer.group_send = counting
+            for _ in range(50):
+                fence = {"type": fences.FENCE, "hub": "another", "group": topics.EVERY_HUB, "token": 1}
+                await group_send(topics.EVERY_HUB, fence)
+                await asyncio.sleep(0.01)
+            assert len(sent) <= 2
+            sent.clear()
+            await until(lambda: len(sent) >= 2)
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_a_loop_that_was_busy_itself_takes_nothing_for_an_outage(caplog):
+    async with running() as (hub, _):
+        async with attached(hub, TOOLS):
+            for _ in range(5):
+                await asyncio.sleep(0.06)
+                time.sleep(0.3)  # noqa: ASYNC251  # that is what is tested
+            await asyncio.sleep(0.2)
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.usefixtures("watchful")
+async def test_broken_connections_of_a_pool_are_no_outage(caplog):
     async with running() as (hub, layer):
         async with attached(hub, TOOLS) as (_, socket):
+            stale = {"group_send": 3, "group_add": 3}
 
-            async def swallow(channel, message):
-                pass
+            def failing(name):
+                original = getattr(layer, name)
 
-            layer.send = swallow
-            await until(lambda: "The channel layer failed" in caplog.text)
-            del layer.send
-            await until(lambda: told(socket) == ["notifications/tools/list_changed"])
+                async def call(*args):
+                    if stale[name]:
+                        stale[name] -= 1
+                        raise ConnectionError("closed long ago")
+                    await original(*args)
+
+                return call
+
+            for name in stale:
+                setattr(layer, name, failing(name))
+            await until(lambda: not stale["group_send"])
+            async with attached(hub, resource("a")) as (_, other):
+                assert stale == {"group_send": 0, "group_add": 0}
+                await publish(layer, resource("a"))
+                assert told(other) == ["a"]
+            assert told(socket) == []
+    assert "failed" not in caplog.text
 
 
 def numbered(number, since=None, *, name="p", kind=topics.CHANGED, changed=()):

@@ -14,12 +14,12 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, OperationalError
 
 from mcp_channels import topics
-from mcp_channels.listen import admission, node as node_module, orders, registry
+from mcp_channels.listen import admission, checking, node as node_module, orders, registry
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
 from mcp_channels.listen.beat import Beat
+from mcp_channels.listen.checking import Held, Verdict
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub
-from mcp_channels.listen.node import Held, Verdict
 from mcp_channels.models import AccessToken, LiveStream, Node, Principal
 from mcp_channels.topics import TOOLS, resource
 from tests.listen.test_hub import Layer, until
@@ -448,7 +448,7 @@ async def test_streams_that_cannot_be_looked_at_keep_no_others_waiting(alice, no
     """
     More of them than are looked at together, all in doubt.
     """
-    monkeypatch.setattr(node_module, "CHECKED_AT_ONCE", 4)
+    monkeypatch.setattr(checking, "CHECKED_AT_ONCE", 4)
     bob = await Principal.objects.acreate(name="bob")
     async with running() as hub:
         async with AsyncExitStack() as stack:
@@ -458,13 +458,37 @@ async def test_streams_that_cannot_be_looked_at_keep_no_others_waiting(alice, no
                 one.judge.error = RuntimeError("always")
             good.judge.verdict = None
             hub.node.receive(check_message(alice))
-            await until(lambda: sum(one.judge.asked for one in poisoned) == 4)
+            await until(lambda: sum(one.judge.asked for one in poisoned) >= 4)
             hub.node.receive(check_message(bob))
             await until(lambda: good.stream.reason == "revoked", timeout=2)
 
 
+async def test_a_stream_of_which_nobody_can_say_whether_it_may_listen_is_not_left_open_and_silent(
+    alice, no_beat, monkeypatch
+):
+    monkeypatch.setattr(checking, "LONGEST_DOUBT", 0.0)
+    async with running() as hub, hub.open_stream(alice) as one, hub.open_stream(alice) as other:
+        one.judge.error = RuntimeError("always")
+        hub.node.receive(check_message(alice))
+        await until(lambda: one.stream.reason == "server_error", timeout=2)
+        other.mark(A)
+        await until(lambda: other.told == ["a"], timeout=2)
+
+
+async def test_a_look_that_never_ends_keeps_no_other_stream_waiting(alice, no_beat, monkeypatch):
+    monkeypatch.setattr(checking, "CHECK_TIMEOUT", 0.1)
+    bob = await Principal.objects.acreate(name="bob")
+    async with running() as hub, hub.open_stream(alice) as one, hub.open_stream(bob) as other:
+        one.judge.open.clear()
+        other.judge.verdict = None
+        hub.node.receive(check_message(alice))
+        await until(lambda: one.judge.asked == 1)
+        hub.node.receive(check_message(bob))
+        await until(lambda: other.stream.reason == "revoked", timeout=2)
+
+
 async def test_every_stream_is_looked_at_from_time_to_time(alice, monkeypatch):
-    monkeypatch.setattr(node_module, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(checking, "CHECK_INTERVAL", 0.2)
     async with running() as hub, hub.open_stream(alice) as one:
         await until(lambda: one.judge.asked >= 2, timeout=5)
         one.judge.verdict = Verdict({B}, None)
@@ -475,7 +499,7 @@ async def test_every_stream_is_looked_at_from_time_to_time(alice, monkeypatch):
 
 
 async def test_a_look_without_an_order_holds_nothing_back(alice, monkeypatch):
-    monkeypatch.setattr(node_module, "CHECK_INTERVAL", 0.2)
+    monkeypatch.setattr(checking, "CHECK_INTERVAL", 0.2)
     async with running() as hub, hub.open_stream(alice) as one:
         one.judge.open.clear()
         await until(one.judge.waiting.is_set, timeout=5)

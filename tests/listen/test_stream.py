@@ -4,11 +4,12 @@ A stream against a recording socket, without HTTP and without a hub.
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
 
-from mcp_channels import signals
+from mcp_channels import signals, telemetry
 from mcp_channels.listen import frames
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.stream import FRAMES_AT_ONCE, Limits, Stream
@@ -139,6 +140,7 @@ async def test_what_is_over_the_queue_is_dropped_alone():
             socket.open.set()
             await settle()
             assert [message["params"].get("uri") for message in socket.messages[1:]] == ["a", "b", "c"]
+        assert telemetry.flush(5)
         assert dropped == ["resource"]
     finally:
         signals.notification_dropped.receivers.clear()
@@ -228,6 +230,43 @@ async def test_a_write_that_fails_ends_its_stream_quietly():
         assert stream.reason == "client_closed"
 
 
+@pytest.mark.parametrize("broken", ["acknowledged", "notification"])
+async def test_a_stream_whose_frame_can_not_be_built_ends_with_an_error_of_the_server(monkeypatch, caplog, broken):
+    stream, socket = make(), Socket()
+    if broken == "acknowledged":
+        monkeypatch.setattr(frames, "acknowledged", lambda *args: 1 / 0)
+    async with serving(stream, socket) as task:
+        if broken == "notification":
+            stream.mark(TOOLS, None)
+            stream.wake()
+        await asyncio.wait([task], timeout=5)
+        assert stream.reason == "server_error"
+        assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+        assert socket.messages[-2]["params"]["reason"] == "server_error"
+    assert caplog.text.count("A stream of endpoint test failed") == 1
+
+
+async def test_closing_frames_that_can_not_be_built_leave_the_reason_as_it_is(monkeypatch, caplog):
+    monkeypatch.setattr(frames, "closing", lambda *args, **kwargs: 1 / 0)
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        stream.end("superseded")
+        await asyncio.wait([task], timeout=5)
+        assert task.exception() is None
+        assert stream.reason == "superseded"
+    assert "The end of a stream of endpoint test could not be written" in caplog.text
+
+
+async def test_a_cancelled_stream_whose_socket_fails_is_cancelled_all_the_same():
+    stream, socket = make(), Socket()
+    async with serving(stream, socket) as task:
+        socket.error = ConnectionResetError("gone")
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+        assert stream.reason == "shutdown"
+
+
 async def test_a_write_that_takes_too_long_is_given_up():
     stream, socket = make(send_timeout=10), Socket()
     async with serving(stream, socket) as task:
@@ -291,6 +330,24 @@ async def test_a_deadline_ends_the_stream(options, reason):
         assert stream.reason == reason
 
 
+async def test_what_counts_from_the_acknowledgment_does_not_begin_before_it():
+    stream, socket = make(lifetime=5, idle=1, keep_alive=1), Socket()
+    now = asyncio.get_running_loop().time()
+    assert stream.tick(now + 60) > now + 60
+    assert stream.reason is None
+    async with serving(stream, socket):
+        stream.tick(now + 0.5)
+        assert stream.reason is None
+
+
+async def test_a_credential_may_expire_while_its_stream_is_let_in():
+    stream = make(expires_in=1)
+    now = asyncio.get_running_loop().time()
+    assert stream.tick(now) == pytest.approx(now + 1, abs=0.1)
+    stream.tick(now + 1.1)
+    assert stream.reason == "token_expired"
+
+
 async def test_an_expired_credential_hears_nothing_even_before_the_sweep():
     stream, socket = make(expires_in=0.0), Socket()
     async with serving(stream, socket) as task:
@@ -313,23 +370,35 @@ async def test_signals_tell_of_start_and_stop_without_uris():
             mark(stream, TOOLS)
             stream.end("superseded")
             await asyncio.wait_for(task, 5)
+        assert telemetry.flush(5)
     finally:
         signals.stream_started.disconnect(started)
         signals.stream_stopped.disconnect(started)
     begun, ended = seen
     kinds = ("toolsListChanged", "resourceSubscriptions")
+    assert begun.pop("at") <= ended.pop("at")
     assert begun == {"endpoint": "test", "kinds": kinds}
     assert ended.pop("duration") >= 0
     assert ended == {"endpoint": "test", "kinds": kinds, "reason": "superseded", "delivered": 1}
     assert "secret" not in str(seen)
 
 
-async def test_a_receiver_that_raises_does_no_harm():
-    def receiver(sender, **kwargs):
+async def test_receivers_that_raise_or_block_do_no_harm():
+    may_go_on, told = threading.Event(), []
+
+    def blocking(sender, **kwargs):
+        may_go_on.wait(10)
+
+    def raising(sender, **kwargs):
         raise RuntimeError("mine")
 
-    for signal in (signals.stream_started, signals.stream_stopped):
-        signal.connect(receiver)
+    def last(sender, **kwargs):
+        told.append(kwargs.get("reason"))
+
+    receivers = [blocking, raising, last]
+    for receiver in receivers:
+        signals.stream_started.connect(receiver)
+        signals.stream_stopped.connect(receiver)
     stream, socket = make(), Socket()
     try:
         async with serving(stream, socket) as task:
@@ -337,9 +406,15 @@ async def test_a_receiver_that_raises_does_no_harm():
             stream.end("shutdown")
             await asyncio.wait_for(task, 5)
             assert socket.methods[-2:] == ["notifications/cancelled", "result"]
+        assert told == []
+        may_go_on.set()
+        assert telemetry.flush(5)
+        assert told == [None, "shutdown"]
     finally:
-        for signal in (signals.stream_started, signals.stream_stopped):
-            signal.disconnect(receiver)
+        may_go_on.set()
+        for receiver in receivers:
+            signals.stream_started.disconnect(receiver)
+            signals.stream_stopped.disconnect(receiver)
 
 
 async def test_a_wait_is_not_cut_short_by_what_is_to_be_told():

@@ -51,8 +51,10 @@ def _install() -> tuple[str, str]:
             " by the environment variables CHROMIUM and CHROMEDRIVER."
         )
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Others than tests may install something just now.
+    command = ["apt-get", "--quiet", "-o", "DPkg::Lock::Timeout=300"]
     for arguments in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(["apt-get", "--quiet", *arguments], env=env, capture_output=True, text=True)
+        done = subprocess.run([*command, *arguments], env=env, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"apt-get {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     found = _find()

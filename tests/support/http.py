@@ -4,6 +4,7 @@ Raw HTTP/1.1 over a socket: requests as they are on the wire, and listen streams
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -182,9 +183,12 @@ async def request(
     headers: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     body: bytes | Sequence[bytes] = b"",
     token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    source: str | None = None,
 ) -> AsyncIterator[Response]:
     """
-    Send a request, and read the head of its response. A sequence of bodies is sent piece by piece.
+    Send a request, and read the head of its response. A sequence of bodies is sent piece by piece. ``source`` is the
+    address to come from.
     """
     pieces = [body] if isinstance(body, bytes) else list(body)
     pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
@@ -196,7 +200,8 @@ async def request(
     if not given & {"content-length", "transfer-encoding"}:
         pairs.append(("Content-Length", str(sum(map(len, pieces)))))
     head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
+    local = None if source is None else (source, 0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24, ssl=tls, local_addr=local)
     try:
         writer.write(head.encode("latin-1"))
         for piece in pieces:
@@ -210,7 +215,11 @@ async def request(
         response = Response(reader, int(lines[0].split()[1]), [(key, value.strip()) for key, _, value in parsed])
         yield response
     finally:
-        writer.close()
+        if tls is None:
+            writer.close()
+        else:
+            # As a client that dies; asyncio's goodbye waits for the other side's.
+            writer.transport.abort()
         # A server that was killed resets the connection.
         try:
             await writer.wait_closed()
@@ -220,31 +229,46 @@ async def request(
 
 @asynccontextmanager
 async def listen(
-    port: int, notifications: Any = None, *, token: str | None = None, path: str = "/mcp", id: Any = 1, **changes: Any
+    port: int,
+    notifications: Any = None,
+    *,
+    token: str | None = None,
+    path: str = "/mcp",
+    id: Any = 1,
+    tls: ssl.SSLContext | None = None,
+    source: str | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Response]:
     """
     Open a listen stream.
     """
     body = listen_body(notifications, id=id)
-    async with request(port, path=path, headers=listen_headers(**changes), body=body, token=token) as response:
+    headers = listen_headers(**changes)
+    async with request(port, path=path, headers=headers, body=body, token=token, tls=tls, source=source) as response:
         yield response
 
 
 @asynccontextmanager
-async def listening(
-    port: int, notifications: Any = None, *, token: str | None = None, path: str = "/mcp", id: Any = 1, **changes: Any
-) -> AsyncIterator[Response]:
+async def listening(port: int, notifications: Any = None, *, id: Any = 1, **options: Any) -> AsyncIterator[Response]:
     """
-    Open a listen stream, and read its acknowledgment; the honoured filter is ``response.honoured``.
+    Open a listen stream, and read its acknowledgment; the honoured filter is ``response.honoured``. The options are
+    those of ``listen``.
     """
-    async with listen(port, notifications, token=token, path=path, id=id, **changes) as response:
-        if response.status != 200:
-            raise AssertionError(f"{response.status}: {await response.body()!r}")
-        message = await response.message()
-        assert message["method"] == "notifications/subscriptions/acknowledged"
-        assert message["params"]["_meta"][SUBSCRIPTION_ID] == id
-        response.honoured = message["params"]["notifications"]
+    async with listen(port, notifications, id=id, **options) as response:
+        await acknowledged(response, id)
         yield response
+
+
+async def acknowledged(response: Response, id: Any = 1) -> None:
+    """
+    Read the acknowledgment of a listen stream.
+    """
+    if response.status != 200:
+        raise AssertionError(f"{response.status}: {await response.body()!r}")
+    message = await response.message()
+    assert message["method"] == "notifications/subscriptions/acknowledged"
+    assert message["params"]["_meta"][SUBSCRIPTION_ID] == id
+    response.honoured = message["params"]["notifications"]
 
 
 async def call(

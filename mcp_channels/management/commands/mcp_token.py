@@ -75,7 +75,12 @@ class Command(BaseCommand):
             principal.full_clean()
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from None
-        principal.save()
+        # Not the whole row: admissions and the admin write to it at the same time.
+        fields = [name for name in ("user", "max_streams") if options[name] is not None]
+        if principal.pk is None:
+            principal.save()
+        elif fields:
+            principal.save(update_fields=fields)
         if options["scopes"] is not None:
             principal.scopes.set(Scope.named(options["scopes"]))
         return principal

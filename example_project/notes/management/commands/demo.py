@@ -154,8 +154,7 @@ def _daphne(port: int) -> Any:
             str(port),
             "example_project.asgi:application",
         ]
-        # In a session of its own, as a terminal sends Ctrl-C to all of one: the clients leave first, then the server
-        # ends.
+        # In a session of its own, as a terminal sends Ctrl-C to all of one: the clients leave before the server ends.
         process = subprocess.Popen(command, cwd=settings.BASE_DIR, stdout=log, stderr=log, start_new_session=True)
         try:
             asyncio.run(_wait_for(port, process))
