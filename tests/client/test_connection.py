@@ -41,8 +41,10 @@ async def test_a_server_that_does_not_know_the_question_is_a_legacy_one(legacy_c
     assert legacy_client.protocol_version == "2025-11-25"
 
 
-async def test_a_server_that_does_not_answer_is_not_a_legacy_one(legacy_client, legacy_server):
-    legacy_server.answers["server/discover"] = lambda request: request.abort()
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_a_server_that_does_not_answer_is_not_a_legacy_one(legacy_client, legacy_server, monkeypatch, is_cut):
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.2)
+    legacy_server.answers["server/discover"] = lambda request: request.abort() if is_cut else None
     with pytest.raises(ConnectionLostError):
         await legacy_client.connect()
     assert "initialize" not in legacy_server.log

@@ -75,6 +75,18 @@ async def test_a_listener_hears_what_it_listens_for_and_nothing_else(legacy_clie
         client.subscribe_notifications({"taskIds": ["1"]})
 
 
+async def test_nothing_is_subscribed_to_before_the_stream_is_there(legacy_client, legacy_server):
+    asked: asyncio.Queue = asyncio.Queue()
+    legacy_server.answers["GET"] = asked.put_nowait
+    opening = asyncio.create_task(_await(legacy_client.subscribe_notifications({"resourceSubscriptions": ["a:1"]})))
+    stream = await asyncio.wait_for(asked.get(), 5)
+    await asyncio.sleep(0.1)
+    assert legacy_server.said(SUBSCRIBE) == []
+    stream.head()
+    await asyncio.wait_for(opening, 5)
+    assert legacy_server.said(SUBSCRIBE) == ["a:1"]
+
+
 async def test_a_modern_server_is_to_be_listened_at(client):
     with pytest.raises(UseListen, match=r"2026-07-28.*listen\(\)"):
         await client.subscribe_notifications({"toolsListChanged": True})
@@ -213,10 +225,17 @@ async def test_what_an_older_reconnection_finds_out_counts_for_nothing(legacy_cl
     (await server.stream()).abort()
     request = await asyncio.wait_for(held.get(), 5)
     del server.answers[SUBSCRIBE]
+    # Nothing is delivered between the loss and the word of it.
+    stream = await server.stream()
+    handled = client._listeners.deliver
+    delivered: asyncio.Queue = asyncio.Queue()
+    client._peer.on_legacy = lambda event: (handled(event), delivered.put_nowait(event))
+    stream.send(told(UPDATED, uri="a:1"))
+    await asyncio.wait_for(delivered.get(), 5)
     request.result({})
     assert await upcoming(listener) == Reconnected(("a:1",), ())
     other = await asyncio.wait_for(late, 5)
-    (await server.stream()).send(told(UPDATED, uri="a:1"), told(UPDATED, uri="a:2"))
+    stream.send(told(UPDATED, uri="a:1"), told(UPDATED, uri="a:2"))
     assert (await upcoming(listener)).params == {"uri": "a:1"}
     assert len(listener._consumer.backlog) == 0
     event = await upcoming(other)

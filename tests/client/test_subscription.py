@@ -231,8 +231,8 @@ async def test_an_error_closes_the_handle_with_it(client, server):
 
 async def test_what_is_malformed_or_of_another_request_reaches_nobody(client, server, caplog):
     caplog.set_level(logging.DEBUG, "mcp_channels.client")
-    # An id that a careless client would take for the text of another.
-    client._peer.new_id = lambda: 9
+    # An id that a careless client would take for a text, a truth or a fraction.
+    client._peer.new_id = lambda: 1
     subscription = await client.listen({**TOOLS, "resourceSubscriptions": ["a:1"]})
     request = await server.listening()
     request.head()
@@ -240,30 +240,30 @@ async def test_what_is_malformed_or_of_another_request_reaches_nobody(client, se
         request.tagged(CHANGED),
         request.tagged("notifications/subscriptions/acknowledged", notifications=[]),
         {**request.acknowledgment(), "id": 4},
-        request.tagged("notifications/subscriptions/acknowledged", tag="9", notifications={}),
-        request.tagged("notifications/subscriptions/acknowledged", tag=9.5, notifications={}),
+        request.tagged("notifications/subscriptions/acknowledged", tag="1", notifications={}),
+        request.tagged("notifications/subscriptions/acknowledged", tag=1.0, notifications={}),
         request.acknowledgment(TOOLS),
         request.acknowledgment({**TOOLS, "resourceSubscriptions": ["a:1"]}),
         "no JSON",
         "[" * 100_000,
         "[]",
-        "9",
+        "1",
         {"jsonrpc": "2.0", "method": CHANGED},
         {"jsonrpc": "2.0", "method": CHANGED, "params": [1]},
         {"jsonrpc": "2.0", "method": CHANGED, "params": {"_meta": 1}},
-        request.tagged(CHANGED, tag="9"),
+        request.tagged(CHANGED, tag="1"),
         request.tagged(CHANGED, tag=True),
         request.tagged(CHANGED, tag=10),
-        request.tagged(CHANGED, tag={"id": 9}),
+        request.tagged(CHANGED, tag={"id": 1}),
         request.updated("a:1"),
         request.tagged("notifications/prompts/list_changed"),
-        request.cancelled(requestId="9"),
+        request.cancelled(requestId="1"),
         request.cancelled(requestId=True),
         request.cancelled(requestId=None),
         request.cancelled(reason=1),
-        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": [9]},
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": [1]},
         {"jsonrpc": "2.0", "method": "notifications/cancelled"},
-        request.complete(id="9"),
+        request.complete(id="1"),
         request.complete(id=8),
         {"jsonrpc": "2.0", "id": None, "error": {"code": 1, "message": "whose?"}},
         request.tagged(CHANGED, mark=1),
