@@ -196,7 +196,8 @@ class ListenClient:
             filter: what to listen for, in camelCase or snake_case: ``tools_list_changed``, ``prompts_list_changed``,
                 ``resources_list_changed``, ``resource_subscriptions`` (URIs), ``task_ids``.
             ack_timeout: seconds to wait for the acknowledgment of each request; None: the client's read timeout, or 30;
-                False: for ever for the first request, and as with None for those that follow.
+                False: for ever for the first request, whose stream's silence isn't bounded either, and as with None for
+                those that follow.
             on_event: called with each event, instead of iterating.
             relisten: how a lost stream is asked for again, if not as the client's others. With its ``first``, the
                 subscription is pending from the start, and even the connection is made as often as it takes.

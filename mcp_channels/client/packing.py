@@ -126,8 +126,7 @@ class Packing:
 
     def unwatch(self, watch: int) -> list[Action]:
         """
-        Watch no longer. Of a URI that others of the stream's outlive the server goes on to tell, until the stream is
-        replaced; nobody hears of it.
+        Watch no longer. The server may go on to tell of the URI until its stream is replaced; nobody hears of that.
         """
         if watch not in self._uris:
             return []

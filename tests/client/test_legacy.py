@@ -300,6 +300,15 @@ async def test_a_stream_whose_messages_have_ids_goes_on_in_its_session(legacy_cl
     assert legacy_server.sessions == 2
 
 
+async def test_a_stream_that_ends_at_once_is_no_reason_to_come_back_at_once(no_task_is_left, legacy_server):
+    legacy_server.answers["GET"] = lambda request: (request.head(), request.end())
+    async with ListenClient(legacy_server.url, relisten=Relisten(first_delay=0.1, longest_delay=60.0)) as client:
+        listener = await client.subscribe_notifications({"toolsListChanged": True})
+        await asyncio.sleep(2.0)
+        assert listener.reason is None
+    assert 2 <= legacy_server.sessions <= 12
+
+
 async def test_a_server_without_a_stream_is_not_asked_for_another_session(legacy_client, legacy_server):
     legacy_server.answers["GET"] = lambda request: request.answer(405)
     listener = await legacy_client.subscribe_notifications({"resourceSubscriptions": ["a:1"]})

@@ -344,24 +344,30 @@ async def test_the_first_request_fails_at_once_unless_it_is_to_be_repeated(clien
     await again.wait_closed()
 
 
-async def test_polite_ends_at_once_are_no_reason_to_come_back_at_once(no_task_is_left, server):
-    policy = Relisten(first_delay=0.1, longest_delay=60.0)
+async def test_ends_at_once_are_no_reason_to_come_back_at_once_however_polite(no_task_is_left, server):
+    policy = Relisten(first_delay=0.1, longest_delay=60.0, first=True)
+    attempts = {"polite": 0, "silent": 0}
+
+    async def serve() -> None:
+        while True:
+            request = await server.listening(60)
+            kind = "polite" if request.filter == TOOLS else "silent"
+            attempts[kind] += 1
+            request.head()
+            if kind == "polite":
+                request.send(request.acknowledgment())
+                request.finish()
+            else:
+                request.end()
+
+    serving = asyncio.create_task(serve())
     async with ListenClient(server.url, relisten=policy) as client:
-        subscription, request = await opened(client, server)
-        request.finish()
-        attempts = 1
-        try:
-            async with asyncio.timeout(2.0):
-                while True:
-                    request = await server.listening(60)
-                    request.acknowledge()
-                    request.finish()
-                    attempts += 1
-        except TimeoutError:
-            pass
-        # There is room for about six delays that double, and for hundreds of a client that takes each for a success.
-        assert 2 <= attempts <= 12
-        assert subscription.state == "reconnecting"
+        subscriptions = [await client.listen(TOOLS), await client.listen({"promptsListChanged": True})]
+        await asyncio.sleep(2.0)
+        assert [subscription.state for subscription in subscriptions] == ["reconnecting"] * 2
+    serving.cancel()
+    # There is room for about six delays that double, and for hundreds of a client that takes each for a success.
+    assert all(2 <= count <= 12 for count in attempts.values()), attempts
 
 
 async def test_a_half_open_connection_is_noticed_by_its_silence(no_task_is_left, server):

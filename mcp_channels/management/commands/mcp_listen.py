@@ -24,6 +24,9 @@ from mcp_channels.client import (
 ACK_TIMEOUT = 10.0
 """Seconds to wait for an acknowledgment."""
 
+RELISTEN = Relisten(longest_delay=10.0, first=True)
+"""Somebody watches, and would rather not wait for half a minute after the server is back."""
+
 TIMED_OUT = 3
 """The exit status when ``--timeout`` is over."""
 
@@ -81,7 +84,7 @@ class Command(BaseCommand):
         try:
             async with (
                 asyncio.timeout(options["timeout"]),
-                ListenClient(options["url"], token=options["token"], relisten=Relisten(first=True)) as client,
+                ListenClient(options["url"], token=options["token"], relisten=RELISTEN) as client,
             ):
                 subscription = await client.listen(asked, ack_timeout=ACK_TIMEOUT)
                 async for event in subscription:
