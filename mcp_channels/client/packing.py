@@ -7,7 +7,8 @@ first, and then the former lingers for a while. What the former still tells is h
 what that has not told by then comes from before its time, and is told after all. So no change is lost in the switch,
 and none is told twice as long as the two streams are no further apart than the lingering.
 
-One stream is opened at a time. What is watched meanwhile waits, and goes into the next one together.
+One stream is opened at a time, and none while another lingers, so that the client has one more than it needs at most.
+What is watched meanwhile waits, and goes into the next one together.
 """
 
 from collections.abc import Iterator
@@ -163,7 +164,7 @@ class Packing:
             return []
         if stream.role == "leaving":
             del self._streams[number]
-            return [*self._part(stream), Close(number)]
+            return [*self._part(stream), Close(number), *self._plan()]
         stream.honoured = None
         return []
 
@@ -175,7 +176,7 @@ class Packing:
         if stream is None:
             return []
         if stream.role == "leaving":
-            return self._part(stream)
+            return [*self._part(stream), *self._plan()]
         if stream.role == "opening":
             # Whatever it was to bring together stays as it is until something changes.
             self._may_repack = False
@@ -202,7 +203,7 @@ class Packing:
         A stream that was replaced has lingered for long enough.
         """
         stream = self._streams.pop(number, None)
-        return [] if stream is None else [*self._flush(stream), Close(number)]
+        return [] if stream is None else [*self._flush(stream), Close(number), *self._plan()]
 
     def _cover(self, uri: str, *, is_gapless: bool) -> Iterator[Action]:
         for watch in self._watches.get(uri, {}):
@@ -290,7 +291,7 @@ class Packing:
         for number in idle:
             del self._streams[number]
         actions: list[Action] = [Close(number) for number in idle]
-        if any(stream.role == "opening" for stream in self._streams.values()):
+        if any(stream.role != "carrying" for stream in self._streams.values()):
             return actions
         return actions + (self._plan_needed() or self._plan_repacking())
 

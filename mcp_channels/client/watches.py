@@ -17,7 +17,7 @@ from mcp_channels.client.packing import Action, Close, Cover, Fail, Linger, Open
 from mcp_channels.client.subscription import Subscription
 from mcp_channels.client.tasks import Tasks
 
-LINGER: Final = 0.5
+LINGER: Final = 0.25
 """Seconds for which a stream that was replaced is read on."""
 
 logger = logging.getLogger("mcp_channels.client")

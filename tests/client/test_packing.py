@@ -60,6 +60,7 @@ class Watching(RuleBasedStateMachine):
         self.asked: set[int] = set()
         self.streams: dict[int, ServerStream] = {}
         self.number = 0
+        self.has_dropped: set[int] = set()
 
     @initialize(per_stream=st.integers(1, 5))
     def start(self, per_stream: int) -> None:
@@ -157,7 +158,7 @@ class Watching(RuleBasedStateMachine):
         number = self.some(data, [number for number, stream in self.streams.items() if stream.has_been_acknowledged])
         stream = self.streams[number]
         stream.granted, stream.channel, stream.has_been_acknowledged = None, [], False
-        # What is told from here on may be told by the stream that comes back, too.
+        self.has_dropped.add(number)
         self.perform(self.packing.lost(number))
 
     @precondition(lambda self: self.streams)
@@ -176,6 +177,15 @@ class Watching(RuleBasedStateMachine):
     def may_part(self, stream: ServerStream) -> bool:
         # The lingering is longer than what is on its way.
         return stream.is_lingering and not any(other.channel for other in self.streams.values())
+
+    @invariant()
+    def streams_are_replaced_one_by_one(self) -> None:
+        coming_or_going = [
+            number
+            for number, stream in self.streams.items()
+            if number not in self.has_dropped and (stream.is_lingering or not stream.has_been_acknowledged)
+        ]
+        assert len(coming_or_going) <= 1
 
     @invariant()
     def nothing_is_told_twice(self) -> None:
@@ -233,12 +243,22 @@ def carrying(packing: Packing, *uris: str) -> int:
     """
     Watch URIs, each by its index, and return the stream that carries them.
     """
-    opened = [action for number, uri in enumerate(uris) for action in packing.watch(number, uri)]
-    while opened:
-        number = opened[0].stream
-        actions = packing.acknowledged(number, frozenset(opened[0].uris))
-        opened = [action for action in actions if isinstance(action, Open)]
-    return number
+    actions = [action for number, uri in enumerate(uris) for action in packing.watch(number, uri)]
+    return settled(packing, actions)[-1].stream
+
+
+def settled(packing: Packing, actions: list) -> list[Open]:
+    """
+    Acknowledge every stream that is opened, let those that linger go, and return what was opened.
+    """
+    opened = []
+    for action in actions:
+        if isinstance(action, Open):
+            opened.append(action)
+            opened += settled(packing, packing.acknowledged(action.stream, frozenset(action.uris)))
+        elif isinstance(action, Linger):
+            opened += settled(packing, packing.lingered(action.stream))
+    return opened
 
 
 def test_watches_of_one_uri_share_a_stream_and_many_uris_share_few():
@@ -254,7 +274,11 @@ def test_watches_of_one_uri_share_a_stream_and_many_uris_share_few():
     actions = packing.acknowledged(2, frozenset(second.uris))
     assert actions[0] == Linger(1)
     assert sum(isinstance(action, Cover) for action in actions) == 999
-    assert (actions[-1].stream, len(actions[-1].uris)) == (3, 500)
+    # The next one waits for the former to go.
+    assert len(actions) == 1000
+    close, opened = packing.lingered(1)
+    assert close == Close(1)
+    assert (opened.stream, len(opened.uris)) == (3, 500)
 
 
 def test_a_change_in_the_switch_is_told_once_and_one_of_before_is_told_after_all():
@@ -304,16 +328,9 @@ def test_a_resource_below_a_watched_one_is_told_to_who_watches_it():
 def test_streams_that_have_become_small_are_brought_together():
     packing = Packing(per_stream=4)
     opened: list[Open] = []
-
-    def settle(actions: list) -> None:
-        for action in actions:
-            if isinstance(action, Open):
-                opened.append(action)
-                settle(packing.acknowledged(action.stream, frozenset(action.uris)))
-
     for number in range(8):
-        settle(packing.watch(number, f"a:{number}"))
+        opened += settled(packing, packing.watch(number, f"a:{number}"))
     assert sorted(opened[-1].uris) == ["a:4", "a:5", "a:6", "a:7"]
     for number in (0, 1, 2, 4, 5, 6):
-        settle(packing.unwatch(number))
+        opened += settled(packing, packing.unwatch(number))
     assert sorted(opened[-1].uris) == ["a:3", "a:7"]
