@@ -13,7 +13,6 @@ import argparse
 import gc
 import json
 import math
-import os
 import resource
 import statistics
 import sys
@@ -82,15 +81,6 @@ def percentile(values: Sequence[float], percent: int) -> float:
     return sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
-def cpu_seconds(server: Server) -> float:
-    """
-    CPU time that the server's process has used, of all its threads.
-    """
-    # The name in parentheses may hold spaces; utime and stime are the 14th and the 15th field (proc(5)).
-    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 class Contender:
     """
     One of the two servers: how to start it, and its client.
@@ -119,10 +109,10 @@ class Contender:
         # The server must have seen them leave.
         time.sleep(1)
         before = server.rss()
-        cpu = cpu_seconds(server)
+        cpu = server.cpu()
         with self._measuring():
             seconds = client.open(options.streams, concurrency=options.concurrency, timeout=options.timeout)
-        self.results.cpu_milliseconds_per_open.append((cpu_seconds(server) - cpu) * 1e3 / options.streams)
+        self.results.cpu_milliseconds_per_open.append((server.cpu() - cpu) * 1e3 / options.streams)
         self.results.opens_per_second.append(options.streams / seconds)
         self.results.kilobytes_per_stream.append((server.rss() - before) / 1024 / options.streams)
 
@@ -131,10 +121,10 @@ class Contender:
         Publish each URI once.
         """
         deliveries = options.streams * options.uris
-        cpu = cpu_seconds(self._server)
+        cpu = self._server.cpu()
         with self._measuring():
             seconds, busy = self._client.publish(self._uris, timeout=options.timeout)
-        self.results.cpu_microseconds_per_delivery.append((cpu_seconds(self._server) - cpu) * 1e6 / deliveries)
+        self.results.cpu_microseconds_per_delivery.append((self._server.cpu() - cpu) * 1e6 / deliveries)
         self.results.deliveries_per_second.append(deliveries / seconds)
         self.results.client_busy.append(busy)
 

@@ -243,6 +243,8 @@ class Node(models.Model):
     id = models.CharField(primary_key=True, max_length=32)
     host = models.CharField(_("host"), max_length=190)
     pid = models.PositiveIntegerField(_("process id"))
+    channel = models.CharField(_("channel"), max_length=190, blank=True, db_default="")
+    """Where the node hears the channel layer; empty until that is known. Who sweeps its row away discards it."""
     started_at = models.DateTimeField(_("started"), db_default=Now())
     seen_at = models.DateTimeField(_("last seen"), db_default=Now())
 

@@ -8,8 +8,9 @@ node look dead.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from channels.db import DatabaseSyncToAsync
@@ -55,6 +56,9 @@ class Seen(NamedTuple):
     released: Sequence[int]
     """The rows that were deleted."""
 
+    dead: Collection[str] = ()
+    """The channels of nodes that died: nobody hears there any more."""
+
     is_recorded: bool = True
     """Whether it is written what streams have delivered."""
 
@@ -92,7 +96,12 @@ class Beat:
         return self._failures > 0
 
     async def look(
-        self, *, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]
+        self,
+        *,
+        awaited: Sequence[int],
+        released: Sequence[int],
+        deliveries: Mapping[int, Delivery],
+        channel: str = "",
     ) -> Seen | None:
         """
         Look once. None: the database can't be reached.
@@ -101,10 +110,11 @@ class Beat:
             awaited: keys of streams elsewhere whose end somebody waits for.
             released: keys of rows that are still to be deleted.
             deliveries: what streams have delivered since it was last written.
+            channel: where this node hears the channel layer; empty: not known.
         """
         self._asked_at = time.monotonic()
         try:
-            seen: Seen = await self._look(awaited, released, deliveries)
+            seen: Seen = await self._look(awaited, released, deliveries, channel)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the edge: whatever the database raises is an outage, and the streams stay
@@ -127,11 +137,13 @@ class Beat:
         self._thread.submit(connections.close_all)
         self._thread.shutdown(wait=False)
 
-    def _look_once(self, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery]) -> Seen:
+    def _look_once(
+        self, awaited: Sequence[int], released: Sequence[int], deliveries: Mapping[int, Delivery], channel: str
+    ) -> Seen:
         now = time.monotonic()
         is_alive = True
         if now - self._beat_at >= HEARTBEAT or self._steady_since is None:
-            silence = registry.beat(self.node)
+            silence = registry.beat(self.node, channel)
             is_alive = silence is not None
             self._beat_at = now
             later = time.monotonic()
@@ -142,6 +154,7 @@ class Beat:
             found.extend((key, "revoked") for key in registry.unwanted(self.node))
         there = registry.still_there(awaited) if awaited else set()
         ended = [key for key in awaited if key not in there]
+        dead: Collection[str] = ()
         try:
             # Last, as somebody may hold the rows.
             registry.take_checks([key for key, what in found if what == CHECK])
@@ -151,24 +164,27 @@ class Beat:
             if deliveries:
                 registry.record(deliveries)
             if is_alive:
-                self._clean_up(now)
+                dead = self._clean_up(now)
         except DatabaseError as error:  # an outage shows at the next look, and all of this is tried again
             logger.debug("A node could not write all that it has to: %r", error)
             return Seen(is_alive, found, ended, [], is_recorded=False)
-        return Seen(is_alive, found, ended, released)
+        return Seen(is_alive, found, ended, released, dead)
 
-    def _clean_up(self, now: float) -> None:
+    def _clean_up(self, now: float) -> Collection[str]:
+        """
+        Sweep up, and return the channels of nodes that died.
+        """
         # After an outage of the database, or a sleep of the host, all nodes look dead for a moment: who had one itself
         # waits for their beats.
         is_steady = self._steady_since is not None and now - self._steady_since >= DEAD_AFTER.total_seconds()
-        self._swept_at = self._every(
-            SWEEP_INTERVAL, self._swept_at, now, lambda: is_steady and registry.sweep(self.node)
-        )
-        self._forgot_at = self._every(FORGET_INTERVAL, self._forgot_at, now, registry.forget)
-
-    @staticmethod
-    def _every(interval: float, last: float, now: float, work: Callable[[], object]) -> float:
-        if now - last < interval:
-            return last
-        work()
-        return now
+        dead: Collection[str] = ()
+        if now - self._swept_at >= SWEEP_INTERVAL:
+            if is_steady:
+                dead = [channel for channel in registry.sweep(self.node).values() if channel]
+            self._swept_at = now
+        if now - self._forgot_at >= FORGET_INTERVAL:
+            self._forgot_at = now
+            # What was swept must be told of, whatever becomes of this.
+            with suppress(DatabaseError):
+                registry.forget()
+        return dead

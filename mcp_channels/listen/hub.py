@@ -76,7 +76,7 @@ class Hub:
         """Whether the process is shutting down: no stream is taken any more."""
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(layer, receive=self._receive, missed=self._missed)
-        self.node = Node(drop=self.drop, is_layer_down=lambda: self._membership.is_down)
+        self.node = Node(drop=self.drop, membership=self._membership, finish=self._finish)
         """The place of this hub's streams in the database."""
         self._entries: dict[Topic, _Entry] = {}
         self._idle: dict[Topic, float] = {}
@@ -172,8 +172,7 @@ class Hub:
         """
         End the hub's tasks and give its channel back.
         """
-        if _hubs.get(self._loop) is self:
-            del _hubs[self._loop]
+        self._forget()
         if self._flushing is not None:
             self._flushing.cancel()
         if self._sweeping is not None:
@@ -273,13 +272,24 @@ class Hub:
         if left:
             self._membership.leave(left)
 
+    async def _finish(self) -> None:
+        """
+        Leave the layer: the last stream has ended at a shutdown, and the process may not come to ``close``.
+        """
+        if not self.streams:
+            self._forget()
+            await self._membership.close()
+
     def _retire(self) -> None:
-        # Out of the registry at once: whoever comes next must get a new hub, not one that is about to end.
-        if _hubs.get(self._loop) is self:
-            del _hubs[self._loop]
+        self._forget()
         task = self._loop.create_task(self.close(), name="mcp_channels-hub-close")
         _closing.add(task)
         task.add_done_callback(_closing.discard)
+
+    def _forget(self) -> None:
+        # Out of the registry at once: whoever comes next must get a new hub, not one that is about to end.
+        if _hubs.get(self._loop) is self:
+            del _hubs[self._loop]
 
 
 _stopping = threading.Event()

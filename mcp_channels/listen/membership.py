@@ -6,6 +6,7 @@ outage. When something may have been missed, the hub is told so; it is never tol
 """
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -45,6 +46,12 @@ Missed = Callable[[Iterable[Topic] | None], None]
 """Hears that changes of these topics may have been missed; None: of any."""
 
 
+class ReconnectedError(Exception):
+    """
+    The layer got itself another connection, and what was sent in between is lost.
+    """
+
+
 class Joining:
     """
     Topics whose groups are joined in one go. ``late`` says that somebody stopped waiting for it.
@@ -82,6 +89,7 @@ class Membership:
         self._joined: dict[Topic, None] = {}
         self._joining: Joining | None = None
         self._leaving: deque[Topic] = deque()
+        self._dead: list[str] = []
         self._fences = Fences(layer)
         self._down = False
         self._failures = 0
@@ -97,6 +105,13 @@ class Membership:
         Whether the layer is known to be down.
         """
         return self._down
+
+    @property
+    def channel(self) -> str:
+        """
+        The channel's name; empty as long as there is none.
+        """
+        return self._channel or ""
 
     def start(self) -> None:
         """
@@ -118,6 +133,7 @@ class Membership:
             async with asyncio.timeout(1):
                 for group in [*self._groups(), *self._groups_of(self._leaving)] if self._channel else []:
                     await self.layer.group_discard(group, self._channel)
+                self._channel = None
         except Exception as error:  # the layer is down; its own expiry does the rest
             logger.debug("Groups could not be left: %r", error)
 
@@ -142,6 +158,15 @@ class Membership:
             self._leaving.append(topic)
         self._work.set()
 
+    def forget(self, dead: Iterable[str]) -> None:
+        """
+        Take hubs that died without a word out of the group that all are in: a layer that keeps its groups in its broker
+        would go on sending to them.
+        """
+        self._dead.extend(dead)
+        if self._dead:
+            self._work.set()
+
     async def wait(self, joinings: Iterable[Joining]) -> None:
         """
         Return when the groups have been joined. A layer that is down, or slow, holds nobody up: then the hub hears
@@ -157,7 +182,7 @@ class Membership:
     # Receiving
 
     async def _receive_all(self, channel: str) -> None:
-        unreadable = 0
+        unreadable = failed = 0
         while True:
             try:
                 message = await self.layer.receive(channel)
@@ -169,10 +194,12 @@ class Membership:
                     self._drop(f"it can't be decoded: {type(error).__name__}")
                     await asyncio.sleep(RETRY_DELAY if unreadable > UNREADABLE_IN_A_ROW else 0)
                 else:
+                    failed += 1
                     self._fail(error)
-                    await asyncio.sleep(self._retry_delay())
+                    # Each connection of a pool may be broken, and what waits meanwhile fills the hub's queue.
+                    await asyncio.sleep(_retry_delay(failed - layers.ATTEMPTS))
                 continue
-            unreadable = 0
+            unreadable = failed = 0
             try:
                 self._take(message)
             except MalformedError as error:
@@ -231,8 +258,9 @@ class Membership:
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # the edge: whatever a layer raises is an outage
+                self._failures += 1
                 self._fail(error)
-            delay = self._retry_delay() if self._down else PROBE_INTERVAL / 2
+            delay = _retry_delay(self._failures) if self._down else PROBE_INTERVAL / 2
             try:
                 async with asyncio.timeout(delay):
                     await self._work.wait()
@@ -244,7 +272,9 @@ class Membership:
     async def _tend_once(self) -> None:
         if self._channel is None:
             await self._open()
-        recovering = self._down or self._connections != layers.connections(self.layer)
+        if self._connections != layers.connections(self.layer):
+            self._fail(ReconnectedError())
+        recovering = self._down
         if recovering:
             await self._add(self._groups())
         late = await self._join_all()
@@ -253,6 +283,7 @@ class Membership:
         elif late:
             self._missed(late)
         await self._leave_all()
+        await self._forget_dead()
         await self._renew()
 
     async def _open(self) -> None:
@@ -290,14 +321,21 @@ class Membership:
         self._joining.topics.extend(joining.topics)
 
     async def _leave_all(self) -> None:
-        while self._leaving:
-            topic = self._leaving[0]
-            if topic not in self._wanted:
-                for group in self._groups_of([topic]):
-                    async with asyncio.timeout(OPERATION_TIMEOUT):
-                        await self.layer.group_discard(group, self._channel)
-            # Not before: if the layer failed, the group is still to be left. What was added stands behind it.
-            self._leaving.popleft()
+        # Who wants to join waits for no more than a portion.
+        while self._leaving and self._joining is None:
+            some = list(itertools.islice(self._leaving, PORTION))
+            left = self._groups_of([topic for topic in some if topic not in self._wanted])
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await asyncio.gather(*(self._discard(group, self._channel) for group in left))
+            # Not before: if the layer failed, the groups are still to be left. What was added stands behind them.
+            for _ in some:
+                self._leaving.popleft()
+
+    async def _forget_dead(self) -> None:
+        while self._dead:
+            async with asyncio.timeout(OPERATION_TIMEOUT):
+                await self._discard(topics.EVERY_HUB, self._dead[-1])
+            self._dead.pop()
 
     async def _renew(self) -> None:
         now = self._loop.time()
@@ -325,10 +363,12 @@ class Membership:
     async def _add_one(self, group: str) -> None:
         await layers.insist(lambda: self.layer.group_add(group, self._channel))
 
+    async def _discard(self, group: str, channel: str | None) -> None:
+        await layers.insist(lambda: self.layer.group_discard(group, channel))
+
     # Outages
 
     def _fail(self, error: Exception) -> None:
-        self._failures += 1
         if self._down:
             return
         self._down = True
@@ -349,6 +389,12 @@ class Membership:
         self._numbers.clear()
         self._joined_at = self._loop.time()
 
-    def _retry_delay(self) -> float:
-        delay: float = min(RETRY_DELAY * 2 ** min(self._failures, 8), RETRY_CEILING)
-        return delay
+
+def _retry_delay(failures: int) -> float:
+    """
+    Seconds to wait after so many failures in a row; those below one are forgiven.
+    """
+    if failures < 1:
+        return layers.ATTEMPT_DELAY
+    delay: float = min(RETRY_DELAY * 2 ** min(failures - 1, 8), RETRY_CEILING)
+    return delay

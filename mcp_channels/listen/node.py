@@ -14,7 +14,8 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar, cast
 
 from channels.db import database_sync_to_async
@@ -26,6 +27,7 @@ from mcp_channels.listen.admission import Admission, Candidate, Delay, Displaced
 from mcp_channels.listen.beat import TICK, Beat, Seen
 from mcp_channels.listen.checking import Checking, Held
 from mcp_channels.listen.handover import Handovers
+from mcp_channels.listen.membership import Membership
 from mcp_channels.listen.orders import CHECK, ENDED, RECEIVED
 from mcp_channels.listen.registry import Delivery
 from mcp_channels.listen.stream import REASONS, Reason, Stream
@@ -48,14 +50,23 @@ class Node:
     The streams of one event loop, as the others know them. All methods are to be called on that loop.
     """
 
-    def __init__(self, *, drop: Callable[[Stream, Collection[Topic]], None], is_layer_down: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        drop: Callable[[Stream, Collection[Topic]], None],
+        membership: Membership,
+        finish: Callable[[], Awaitable[None]],
+    ) -> None:
         """
         Args:
             drop: takes topics from a stream.
-            is_layer_down: whether the channel layer is known to be down.
+            membership: the place on the channel layer.
+            finish: is called when the last stream has ended at a shutdown.
         """
         self._loop = asyncio.get_running_loop()
-        self._is_layer_down = is_layer_down
+        self._membership = membership
+        self._is_layer_down: Callable[[], bool] = lambda: membership.is_down
+        self._finish = finish
         self.draining = False
         """Whether the process is shutting down: with its last stream the node's row goes."""
         self._admissions: Batcher[Candidate, Outcome] = Batcher(_admit, abandoned=self._give_up)
@@ -63,6 +74,8 @@ class Node:
         self._admitting = 0
         self._registering = asyncio.Lock()
         self._row: NodeRow | None = None
+        self._left = asyncio.Event()
+        """That the row is gone, and the layer left, as the last stream ended at a shutdown."""
         self._beat: Beat | None = None
         self._handovers = Handovers()
         self._held: dict[int, Held] = {}
@@ -122,8 +135,14 @@ class Node:
     async def _register(self) -> str:
         async with self._registering:
             if self._row is None:
-                row = NodeRow(id=secrets.token_hex(16), host=socket.gethostname()[:190], pid=os.getpid())
+                row = NodeRow(
+                    id=secrets.token_hex(16),
+                    host=socket.gethostname()[:190],
+                    pid=os.getpid(),
+                    channel=self._membership.channel,
+                )
                 await database_sync_to_async(registry.register)(row)
+                self._left.clear()
                 self._row = row
                 self._beat = Beat(row.pk)
                 self._start(self._run(self._beat), "beat")
@@ -172,9 +191,14 @@ class Node:
             self._handovers.ended(key)
             orders.send([(key, ENDED)])
         # A server that cancels its requests may end without draining first.
-        leaving = self._leave(key, is_shutdown=held.stream.reason == "shutdown")
-        # The wait is only for a process that is about to end.
-        await asyncio.wait([leaving], timeout=RELEASE_TIMEOUT)
+        is_shutdown = held.stream.reason == "shutdown"
+        leaving = self._leave(key, is_shutdown=is_shutdown)
+        # The wait is only for a process that is about to end; some do so when the first of their requests has ended.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_TIMEOUT):
+                await asyncio.wait([leaving])
+                if is_shutdown:
+                    await self._left.wait()
 
     @property
     def owes(self) -> bool:
@@ -207,7 +231,8 @@ class Node:
         finally:
             self._leaving.discard(key)
         if (is_shutdown or self.draining) and not (self._held or self._leaving or self._admitting):
-            await self._unregister()
+            await asyncio.gather(self._unregister(), self._finish())
+            self._left.set()
 
     async def close(self) -> None:
         """
@@ -293,7 +318,10 @@ class Node:
                 return
             deliveries = self._deliveries()
             seen = await beat.look(
-                awaited=list(self._handovers.keys), released=list(self._unreleased), deliveries=deliveries
+                awaited=list(self._handovers.keys),
+                released=list(self._unreleased),
+                deliveries=deliveries,
+                channel=self._membership.channel,
             )
             if seen is None or beat is not self._beat:
                 continue
@@ -308,6 +336,7 @@ class Node:
 
     def _note(self, seen: Seen) -> None:
         self._unreleased.difference_update(seen.released)
+        self._membership.forget(seen.dead)
         for key in seen.ended:
             self._handovers.ended(key)
         for key, what in seen.orders:

@@ -54,14 +54,14 @@ def impatient() -> Iterator[None]:
         yield
 
 
-def beat(node: str) -> float | None:
+def beat(node: str, channel: str = "") -> float | None:
     """
-    Say that a node lives, and return for how many seconds it had not said so. None: it was taken for dead, and its row
-    is gone.
+    Say that a node lives, and where it hears the layer, and return for how many seconds it had not said so. None: it
+    was taken for dead, and its row is gone.
     """
     rows = Node.objects.using(_using()).filter(pk=node)
     row = rows.annotate(now=Now()).values_list("seen_at", "now").first()
-    if row is None or not rows.update(seen_at=Now()):
+    if row is None or not rows.update(seen_at=Now(), channel=channel):
         return None
     seen_at, now = row
     return float((now - seen_at).total_seconds())
@@ -139,15 +139,19 @@ def record(deliveries: Mapping[int, Delivery]) -> None:
         cursor.executemany(f"UPDATE {table} SET delivered = %s, last_delivery_at = %s WHERE id = %s", rows)  # noqa: S608  # the name is the model's own
 
 
-def sweep(node: str) -> int:
+def sweep(node: str) -> dict[str, str]:
     """
-    Delete the rows of nodes that died, and of their streams. Returns how many nodes there were.
+    Delete the rows of nodes that died, and of their streams. Returns the nodes, each with its channel.
     """
     dead = Node.objects.using(_using()).exclude(pk=node).filter(seen_at__lt=Now() - DEAD_AFTER)
-    if not dead.exists():
-        return 0
-    with impatient():
-        return dead.delete()[1].get(Node._meta.label, 0)
+    found = dict(dead.values_list("pk", "channel"))
+    if found:
+        with impatient():
+            # One that has come back to life meanwhile says so in its own transaction, and stays.
+            dead.filter(pk__in=found).delete()
+            alive = set(Node.objects.using(_using()).filter(pk__in=found).values_list("pk", flat=True))
+        return {key: channel for key, channel in found.items() if key not in alive}
+    return found
 
 
 def forget() -> None:

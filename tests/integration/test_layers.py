@@ -10,13 +10,9 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.http import call, listening
+from tests.support.project import LAYERS
 
 PAGES = "tests.support.pages:application"
-LAYERS = {
-    "memory": {},
-    "pubsub": {"CHANNEL_LAYER_BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer"},
-    "core": {"CHANNEL_LAYER_BACKEND": "channels_redis.core.RedisChannelLayer"},
-}
 # Not ? and #: an RFC 6570 variable doesn't take them unencoded.
 ALPHABET = "aä€😀'\"\\<>&[]{}|^`"
 

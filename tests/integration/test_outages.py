@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.integration.test_layers import LAYERS
 from tests.support.http import listening
+from tests.support.project import LAYERS
 
 SAVE = """
 import time

@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from tests.integration.test_endings import check_closing
-from tests.integration.test_layers import LAYERS
 from tests.support.http import listen, listening
 from tests.support.processes import SERVERS
+from tests.support.project import LAYERS
 
 TOOLS = {"toolsListChanged": True}
 
@@ -78,8 +78,7 @@ async def test_streams_that_clients_leave_or_servers_cancel_leave_nothing(make_p
     log = server.read_log()
     for trouble in ("Task was destroyed", "never retrieved", "Traceback", token):
         assert trouble not in log
-    if layer == "pubsub":
-        assert memberships() == 0
+    assert memberships() == 0
 
 
 async def test_a_cap_holds_over_servers_of_every_kind(make_project, own_redis):

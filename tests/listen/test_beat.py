@@ -166,9 +166,9 @@ async def test_a_node_whose_host_was_asleep_gives_the_others_time(beat, clock):
 async def test_a_node_whose_heartbeat_had_to_wait_gives_the_others_time(beat, clock, monkeypatch):
     beats = registry.beat
 
-    def waiting(node):
+    def waiting(*args):
         clock.now += 15
-        return beats(node)
+        return beats(*args)
 
     await silent_for(30)
     clock.now += 60

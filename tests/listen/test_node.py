@@ -12,9 +12,10 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, OperationalError
+from django.utils import timezone
 
 from mcp_channels import topics
-from mcp_channels.listen import admission, checking, node as node_module, orders, registry
+from mcp_channels.listen import admission, beat as beat_module, checking, node as node_module, orders, registry
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
 from mcp_channels.listen.beat import Beat
 from mcp_channels.listen.checking import Held, Verdict
@@ -739,3 +740,31 @@ async def test_a_node_that_was_taken_for_dead_ends_its_streams_and_begins_anew(a
             other.mark(A)
             await until(lambda: other.told == ["a"])
     assert [record.levelno for record in caplog.records if "taken for dead" in record.getMessage()] == [logging.ERROR]
+
+
+async def test_who_died_without_a_word_is_taken_out_of_the_group_of_all_hubs(monkeypatch):
+    monkeypatch.setattr(beat_module, "DEAD_AFTER", timedelta(0))
+    monkeypatch.setattr(beat_module, "SWEEP_INTERVAL", 0)
+    monkeypatch.setattr(node_module, "TICK", 0.05)
+    alice = await Principal.objects.acreate(name="alice")
+    async with running() as hub, hub.open_stream(alice):
+        own = await Node.objects.aget()
+        long_ago = timezone.now() - timedelta(seconds=30)
+        for name in ("dead", "unknown"):
+            channel = "specific.dead!1" if name == "dead" else ""
+            await Node.objects.acreate(id=name, host="h", pid=1, seen_at=long_ago, channel=channel)
+        group = hub.layer.groups[topics.EVERY_HUB]
+        group["specific.dead!1"] = float("inf")
+        assert own.channel in group
+        await until(lambda: set(group) == {own.channel})
+
+
+async def test_a_hub_leaves_the_layer_with_its_last_stream_at_a_shutdown():
+    alice = await Principal.objects.acreate(name="alice")
+    async with running() as hub:
+        async with hub.open_stream(alice), hub.open_stream(alice):
+            hub.drain()
+            await until(lambda: not hub.streams)
+        assert not hub.layer.groups
+        # One that comes all the same gets a hub that hears.
+        assert Hub.current(hub.layer) is not hub

@@ -34,23 +34,25 @@ def test_a_beat_says_whether_the_node_is_still_there(node):
     Node.objects.update(seen_at=ago(15))
     assert 15 <= registry.beat("here") < 20
     assert Node.objects.get().seen_at > ago(5)
+    registry.beat("here", "specific.x!y")
+    assert Node.objects.get().channel == "specific.x!y"
     node.delete()
     assert registry.beat("here") is None
 
 
 def test_a_node_that_is_silent_for_twenty_seconds_is_swept_with_its_streams(node):
-    dead = Node.objects.create(id="dead", host="h", pid=2, seen_at=ago(21))
+    dead = Node.objects.create(id="dead", host="h", pid=2, seen_at=ago(21), channel="specific.x!y")
     slow = Node.objects.create(id="slow", host="h", pid=3, seen_at=ago(15))
     kept = {stream(node).pk, stream(slow).pk}
     stream(dead)
-    assert registry.sweep("here") == 1
+    assert registry.sweep("here") == {"dead": "specific.x!y"}
     assert set(Node.objects.values_list("pk", flat=True)) == {"here", "slow"}
     assert set(LiveStream.objects.values_list("pk", flat=True)) == kept
 
 
 def test_a_node_does_not_sweep_itself(node):
     Node.objects.update(seen_at=ago(100))
-    assert registry.sweep("here") == 0
+    assert registry.sweep("here") == {}
     assert Node.objects.exists()
 
 

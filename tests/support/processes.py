@@ -228,6 +228,14 @@ class Server:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def cpu(self) -> float:
+        """
+        Seconds of CPU that the process has used, of all its threads.
+        """
+        # The name in parentheses may hold spaces; utime and stime are the 14th and the 15th field (proc(5)).
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 

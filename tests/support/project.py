@@ -10,6 +10,13 @@ from pathlib import Path
 from tests.support import forked
 from tests.support.processes import Server, Worker
 
+LAYERS = {
+    "memory": {},
+    "pubsub": {"CHANNEL_LAYER_BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer"},
+    "core": {"CHANNEL_LAYER_BACKEND": "channels_redis.core.RedisChannelLayer"},
+}
+"""The environment of a project on each kind of channel layer."""
+
 
 class Project:
     """
