@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import mcp_types as types
 from mcp import Client
+from mcp.client._transport import TransportStreams as TransportStreams
 from mcp.shared._httpx_utils import redirect_location as redirect_location, stream_within_origin as stream_within_origin
 from mcp.shared.dispatcher import CallOptions
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS

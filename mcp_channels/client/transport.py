@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, Self
 
 import httpx2
-from mcp.client._transport import TransportStreams
+
+from mcp_channels.client.sdk import TransportStreams
 
 
 class Watched(AbstractAsyncContextManager[TransportStreams]):
