@@ -20,8 +20,8 @@ SLOW_RECEIPT_TIMEOUT: Final = 2.5
 
 STEPS: Final = 15
 """
-The pieces that this time is waited in. On a host that is too busy each takes longer, and so do the holder's answers: one
-that lives isn't taken for dead.
+The pieces that this time is waited in. On a host that is too busy each takes longer, and so do the holder's answers, so
+that one which lives isn't taken for dead.
 """
 
 HANDOVER_TIMEOUT: Final = 8.0
