@@ -129,7 +129,7 @@ ALLOWED: dict[str, set[str]] = {
         "mcp_channels.listen.orders",
         "mcp_channels.models",
     },
-    "mcp_channels.client": {"httpx2", "mcp_channels.client"},
+    "mcp_channels.client": {*SDK, "httpx2", "mcp_channels.client"},
     "mcp_channels.management": {
         "django",
         "mcp_channels.client",

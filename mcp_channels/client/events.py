@@ -1,16 +1,16 @@
 """
-What a listener tells of.
+What a subscription or a listener tells of.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
     """
-    The first stream is open; ``honoured`` is the filter that the server granted.
+    The first stream is open; ``honoured`` is the filter that the server granted, as it is on the wire.
     """
 
     honoured: Mapping[str, Any]
@@ -19,7 +19,8 @@ class Acknowledged:
 @dataclass(frozen=True, slots=True)
 class Notification:
     """
-    Something changed: read it again.
+    Something changed: read it again. A change that is told while an earlier one of the same thing still waits to be
+    consumed is one event with it.
     """
 
     method: str
@@ -30,17 +31,18 @@ class Notification:
 class Closed:
     """
     A stream is over. ``graceful`` says that the server ended it in due form; ``reason`` is its word, or what went
-    wrong.
+    wrong. ``final`` says that no other stream follows.
     """
 
     reason: str
     graceful: bool
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reconnecting:
     """
-    A new stream will be asked for in ``delay`` seconds.
+    Another stream will be asked for in ``delay`` seconds.
     """
 
     delay: float
@@ -49,11 +51,25 @@ class Reconnecting:
 @dataclass(frozen=True, slots=True)
 class Resynchronised:
     """
-    A later stream is open. What changed in between was not told: read everything again.
+    A later stream is open, and ``honoured`` is its filter. What changed in between was not told: read everything again.
+    ``narrowed`` is what the acknowledgment before granted and this one does not, in the filter's form.
     """
 
     honoured: Mapping[str, Any]
+    narrowed: Mapping[str, Any] = field(default_factory=dict)
 
 
-Event = Acknowledged | Notification | Closed | Reconnecting | Resynchronised
+@dataclass(frozen=True, slots=True)
+class Reconnected:
+    """
+    A legacy session was lost, and there is another. What changed in between was not told: read everything again.
+    """
+
+    resubscribed: tuple[str, ...]
+    """The listener's URIs that the server watches again."""
+    failed: tuple[tuple[str, str], ...]
+    """The listener's URIs that it doesn't, each with what went wrong. They are tried again with the next session."""
+
+
+Event = Acknowledged | Notification | Closed | Reconnecting | Resynchronised | Reconnected
 """Any of the above."""

@@ -1,182 +1,115 @@
 """
-One listen request over Streamable HTTP (MCP 2026-07-28 basic/patterns/subscriptions), up to the end of its stream.
+The response stream of one listen request over Streamable HTTP.
+
+This is the one request that doesn't go through the SDK's transport, which can't give what a subscription needs: it
+replaces the id of whatever answers a request's stream by the request's own, so that an answer to another id ends it;
+one malformed message ends it as well; a result that is no object becomes a parse error; ``Retry-After`` and the HTTP
+status are lost; and a stream whose events have ids is asked for again by GET, which MCP 2026-07-28 has no longer. The
+envelope, the headers, the redirects and the credentials are the SDK's.
 """
 
-import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from itertools import count
+from contextlib import aclosing
 from typing import Any, Final
 
 import httpx2
 
-from mcp_channels.client.events import Acknowledged, Closed, Event, Notification
+from mcp_channels.client.attempt import refusal
+from mcp_channels.client.errors import ConnectionLostError, ListenRefusedError
+from mcp_channels.client.relisten import parse_retry_after
+from mcp_channels.client.sdk import redirect_location, stream_within_origin
 
-PROTOCOL_VERSION: Final = "2026-07-28"
-SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
+METHOD: Final = "subscriptions/listen"
+CONNECT_TIMEOUT: Final = 10.0
+MAX_ERROR_BODY: Final = 65536
+MAX_EVENT: Final = 16 * 2**20
+"""Bytes of one message; an acknowledgment repeats the whole filter."""
 
 logger = logging.getLogger("mcp_channels.client")
 
-_ids = count(1)
 
-
-class ListenRefusedError(Exception):
+async def messages(
+    http: httpx2.AsyncClient,
+    url: str,
+    request: Mapping[str, Any],
+    headers: Mapping[str, str],
+    *,
+    silence: float | None,
+) -> AsyncIterator[object]:
     """
-    The server answered a listen request with an error.
-    """
-
-    def __init__(self, status: int, message: str, *, code: int | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        """The HTTP status."""
-        self.code = code
-        """The JSON-RPC error's code, if there was one."""
-        self.retry_after = retry_after
-        """Seconds after which the server said to come back."""
-
-    @property
-    def is_passing(self) -> bool:
-        """
-        Whether the same request may succeed later.
-        """
-        return self.status in (408, 425, 429) or self.status >= 500
-
-
-def _client_info() -> dict[str, str]:
-    try:
-        return {"name": "mcp-channels", "version": version("mcp-channels")}
-    except PackageNotFoundError:
-        return {"name": "mcp-channels", "version": "0"}
-
-
-async def listen(
-    http: httpx2.AsyncClient, url: str, notifications: Mapping[str, Any], *, ack_timeout: float
-) -> AsyncIterator[Event]:
-    """
-    Open one stream, and yield its ``Acknowledged``, its ``Notification``s and, always last, its ``Closed``.
+    Send a listen request, and yield the messages of its response as they are in JSON. Closing the iterator closes the
+    response, which is how such a request is cancelled (MCP 2026-07-28 basic/transports).
 
     Args:
         http: the client to send with; it carries the credentials.
         url: the endpoint.
-        notifications: the filter.
-        ack_timeout: seconds to wait for the acknowledgment.
+        request: the JSON-RPC request.
+        headers: its headers, besides the content type and ``Accept``.
+        silence: seconds without a byte, keep-alives included, after which the connection counts as lost; None: never.
 
     Raises:
+        ConnectionLostError: the connection broke, or there was none.
         ListenRefusedError: the server answered with an error.
     """
-    request_id = f"listen-{next(_ids)}"
-    request = http.build_request("POST", url, json=_body(request_id, notifications), headers=_headers())
-    stream = _Stream(request_id)
+    timeout = httpx2.Timeout(CONNECT_TIMEOUT, read=silence, pool=None)
+    headers = {**headers, "Accept": "application/json, text/event-stream"}
     try:
-        async with asyncio.timeout(ack_timeout) as deadline:
-            response = await http.send(request, stream=True)
-            try:
-                await _check(response)
-                async for sse in httpx2.EventSource(response):
-                    for event in stream.read(sse.data):
-                        if isinstance(event, Acknowledged):
-                            deadline.reschedule(None)
-                        yield event
-                    if stream.is_over:
-                        break
-            finally:
-                await response.aclose()
-    except TimeoutError:
-        stream.failure = f"not acknowledged within {ack_timeout:g} s"
+        async with stream_within_origin(http, "POST", url, json=request, headers=headers, timeout=timeout) as response:
+            if not _is(response, "text/event-stream") or response.status_code != 200:
+                yield await _answer(response)
+                return
+            async with aclosing(aiter(httpx2.EventSource(response, MAX_EVENT))) as events:  # type: ignore[type-var]
+                async for event in events:
+                    if event.event != "message":
+                        continue
+                    try:
+                        yield json.loads(event.data)
+                    except (ValueError, RecursionError):
+                        logger.debug("On the stream of request %r, no JSON was ignored", request["id"])
     except httpx2.HTTPError as error:
-        stream.failure = str(error) or type(error).__name__
-    yield stream.closed()
+        raise ConnectionLostError(str(error) or type(error).__name__) from error
 
 
-class _Stream:
+async def failure(response: httpx2.Response) -> ListenRefusedError:
     """
-    What has been read of one stream.
+    The exception for a response that carries no stream; its body is read.
     """
-
-    def __init__(self, request_id: str) -> None:
-        self.id = request_id
-        self.honoured: Mapping[str, Any] | None = None
-        self.reason: str | None = None
-        self.failure = "connection lost"
-        self.is_over = False
-
-    def closed(self) -> Closed:
-        # Either of cancelled and the result is a server's word that it ended the stream.
-        return Closed(self.failure if self.reason is None else self.reason, graceful=self.reason is not None)
-
-    def read(self, data: str) -> list[Event]:
-        try:
-            message = json.loads(data)
-        except (ValueError, RecursionError):
-            logger.warning("A message that is no JSON was ignored")
-            return []
-        if not isinstance(message, dict):
-            return []
-        if "method" in message:
-            params = message.get("params")
-            return self._read_notification(str(message["method"]), params if isinstance(params, dict) else {})
-        if message.get("id") == self.id and type(message["id"]) is type(self.id):
-            self.is_over = True
-            error = message.get("error")
-            if isinstance(error, dict):
-                self.failure = str(error.get("message", "error"))
-            else:
-                self.reason = self.reason or "complete"
-        return []
-
-    def _read_notification(self, method: str, params: dict[str, Any]) -> list[Event]:
-        if method == "notifications/cancelled":
-            if params.get("requestId") == self.id:
-                self.reason = str(params.get("reason", "cancelled"))
-            return []
-        meta = params.get("_meta")
-        if not isinstance(meta, dict) or meta.get(SUBSCRIPTION_ID) != self.id:
-            logger.warning("A %s of another subscription was ignored", method)
-            return []
-        if method == "notifications/subscriptions/acknowledged":
-            if self.honoured is not None:
-                return []
-            honoured = params.get("notifications")
-            self.honoured = honoured if isinstance(honoured, dict) else {}
-            return [Acknowledged(self.honoured)]
-        if self.honoured is None:
-            logger.warning("A %s before the acknowledgment was ignored", method)
-            return []
-        return [Notification(method, params)]
+    retry_after = parse_retry_after(response.headers.get("Retry-After"), now=time.time())
+    status = response.status_code
+    if (location := redirect_location(response)) is not None:
+        return ListenRefusedError(status, f"HTTP {status}: redirected to {location}, which was not followed")
+    body = await _json(response)
+    if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
+        return refusal(body["error"], status=status, retry_after=retry_after)
+    return ListenRefusedError(status, f"HTTP {status}", retry_after=retry_after)
 
 
-def _body(request_id: str, notifications: Mapping[str, Any]) -> dict[str, Any]:
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": PROTOCOL_VERSION,
-        "io.modelcontextprotocol/clientInfo": _client_info(),
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
-    params = {"notifications": dict(notifications), "_meta": meta}
-    return {"jsonrpc": "2.0", "id": request_id, "method": "subscriptions/listen", "params": params}
+async def _answer(response: httpx2.Response) -> object:
+    """
+    A result that came as plain JSON; anything else is raised.
+    """
+    if response.status_code == 200 and _is(response, "application/json"):
+        body = await _json(response)
+        if isinstance(body, Mapping) and "error" not in body:
+            return body
+    raise await failure(response)
 
 
-def _headers() -> dict[str, str]:
-    return {
-        "Accept": "application/json, text/event-stream",
-        "MCP-Protocol-Version": PROTOCOL_VERSION,
-        "Mcp-Method": "subscriptions/listen",
-    }
-
-
-async def _check(response: httpx2.Response) -> None:
-    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status_code == 200 and content_type == "text/event-stream":
-        return
-    await response.aread()
-    code, message = None, f"HTTP {response.status_code}"
+async def _json(response: httpx2.Response) -> object:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_ERROR_BODY:
+            return None
     try:
-        error = response.json()["error"]
-        code, message = error["code"], f"HTTP {response.status_code}, {error['code']}: {error['message']}"
-    except (ValueError, KeyError, TypeError):
-        pass
-    retry_after = response.headers.get("retry-after", "")
-    raise ListenRefusedError(
-        response.status_code, message, code=code, retry_after=float(retry_after) if retry_after.isdigit() else None
-    )
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is(response: httpx2.Response, content_type: str) -> bool:
+    given: str = response.headers.get("content-type", "")
+    return given.partition(";")[0].strip().lower() == content_type

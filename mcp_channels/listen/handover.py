@@ -12,11 +12,17 @@ from typing import Final
 
 from mcp_channels.listen.admission import Displaced
 
-RECEIPT_TIMEOUT: Final = 1.0
+RECEIPT_TIMEOUT: Final = 1.5
 """Seconds that the holder of a stream has to say that it heard of its end, where the channel layer is up."""
 
 SLOW_RECEIPT_TIMEOUT: Final = 2.5
 """The same where the layer is down, and the holder finds the order in the database."""
+
+STEPS: Final = 15
+"""
+The pieces that this time is waited in. On a host that is too busy each takes longer, and so do the holder's answers, so
+that one which lives isn't taken for dead.
+"""
 
 HANDOVER_TIMEOUT: Final = 8.0
 """Seconds that a new stream waits for those that it supersedes, if their holders live."""
@@ -96,8 +102,11 @@ class Handovers:
 
     async def _wait(self, awaited: Iterable[_Awaited], patience: float) -> None:
         asked = [item for item in awaited if not item.ended.done() and not self._is_silent(item.node)]
-        if receipts := [item.received for item in asked if not item.received.done()]:
-            await asyncio.wait(receipts, timeout=patience)
+        for _ in range(STEPS):
+            receipts = [item.received for item in asked if not item.received.done()]
+            if not receipts:
+                break
+            await asyncio.wait(receipts, timeout=patience / STEPS)
         now = self._loop.time()
         self._silent.update((item.node, now) for item in asked if not item.received.done())
         if ends := [item.ended for item in asked if item.received.done() and not item.ended.done()]:

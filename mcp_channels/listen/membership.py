@@ -1,21 +1,22 @@
 """
 A hub's place on the channel layer: one channel, and the groups that it is in.
 
-All that is slow, or can fail, is here: joining and leaving, seeing that messages still come, and coming back after an
-outage. When something may have been missed, the hub is told so; it is never told nothing.
+All that is slow, or can fail, is here and in ``reception``: joining and leaving, seeing that messages still come, and
+coming back after an outage. When something may have been missed, the hub is told so; it is never told nothing.
 """
 
 import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from mcp_channels import layers, topics
 from mcp_channels.batching import portions
-from mcp_channels.listen.fences import FENCE, OPERATION_TIMEOUT, PROBE_INTERVAL, Fences
-from mcp_channels.topics import MalformedError, Topic
+from mcp_channels.listen.fences import OPERATION_TIMEOUT, PROBE_INTERVAL, Fences
+from mcp_channels.listen.reception import Missed, Receive, Reception, retry_delay
+from mcp_channels.topics import Topic
 
 JOIN_TIMEOUT: Final = 2.0
 """Seconds that a stream's acknowledgment waits for its groups; past it, the stream is told of all changes later."""
@@ -23,36 +24,7 @@ JOIN_TIMEOUT: Final = 2.0
 PORTION: Final = 100
 """The most groups that are joined at the same time."""
 
-RETRY_DELAY: Final = 0.25
-"""Seconds before the first new attempt at a layer that failed; doubled with each, up to ``RETRY_CEILING``."""
-
-RETRY_CEILING: Final = 2.0
-
-PUBLISHERS: Final = 10_000
-"""The most publishers whose last number is remembered."""
-
-UNREADABLE_IN_A_ROW: Final = 100
-"""Messages in a row that the layer can't decode, after which it is given time to breathe."""
-
-COMPLAINT_INTERVAL: Final = 60.0
-"""Seconds between two log lines about messages that were dropped."""
-
-TURN: Final = 0.01
-"""Seconds for which messages are handled one after another before what they caused has its turn."""
-
-PAUSE: Final = 0.0001
-"""Seconds of waiting for a message, in which others had their turn."""
-
-ROUNDS: Final = 3
-"""Rounds of the event loop that this takes: in one the writers are woken, and in the next they write."""
-
 logger = logging.getLogger("mcp_channels.hub")
-
-Receive = Callable[[dict[str, Any]], None]
-"""Takes a message of the layer; raises ``MalformedError`` if it is none that a hub knows."""
-
-Missed = Callable[[Iterable[Topic] | None], None]
-"""Hears that changes of these topics may have been missed; None: of any."""
 
 
 class ReconnectedError(Exception):
@@ -88,7 +60,6 @@ class Membership:
 
     def __init__(self, layer: Any, *, receive: Receive, missed: Missed) -> None:
         self.layer = layer
-        self._receive = receive
         self._missed = missed
         self._loop = asyncio.get_running_loop()
         self._channel: str | None = None
@@ -103,10 +74,8 @@ class Membership:
         self._down = False
         self._failures = 0
         self._connections: tuple[int, ...] = ()
-        self._numbers: dict[str, int] = {}
-        self._dropped = 0
-        self._complained_at = float("-inf")
-        self._joined_at = self._renewed_at = self._loop.time()
+        self._renewed_at = self._loop.time()
+        self._reception = Reception(layer, self._fences, receive=receive, missed=missed, failed=self._fail)
 
     @property
     def is_down(self) -> bool:
@@ -188,83 +157,6 @@ class Membership:
             if not joining.done.done():
                 joining.late = True
 
-    # Receiving
-
-    async def _receive_all(self, channel: str) -> None:
-        unreadable, failed, rested_at = 0, 0, self._loop.time()
-        while True:
-            asked_at = self._loop.time()
-            try:
-                message = await self.layer.receive(channel)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:  # the edge of the receive loop: whatever a layer raises
-                if layers.is_unreadable(error):
-                    unreadable += 1
-                    self._drop(f"it can't be decoded: {type(error).__name__}")
-                    await asyncio.sleep(RETRY_DELAY if unreadable > UNREADABLE_IN_A_ROW else 0)
-                else:
-                    failed += 1
-                    self._fail(error)
-                    # Each connection of a pool may be broken, and what waits meanwhile fills the hub's queue.
-                    await asyncio.sleep(_retry_delay(failed - layers.ATTEMPTS))
-                continue
-            unreadable = failed = 0
-            if (got_at := self._loop.time()) - asked_at > PAUSE:
-                rested_at = got_at
-            try:
-                self._take(message)
-            except MalformedError as error:
-                self._drop(str(error))
-            except Exception:  # one bad message must not end the loop that all streams live on
-                logger.exception("A message of the channel layer could not be handled")
-            # A layer that has more messages returns them without letting anybody else run.
-            if self._loop.time() - rested_at > TURN:
-                for _ in range(ROUNDS):
-                    await asyncio.sleep(0)
-                rested_at = self._loop.time()
-
-    def _take(self, message: object) -> None:
-        if not isinstance(message, dict):
-            raise MalformedError("it is no dict")
-        if message.get("type") == FENCE:
-            self._fences.take(message)
-            return
-        # On a bounded layer everything goes to every hub.
-        self._fences.note(is_for_all=layers.is_bounded(self.layer))
-        if "number" in message and self._has_missed(message):
-            logger.warning("The channel layer dropped messages; every stream was told that its topics may have changed")
-            self._missed(None)
-        self._receive(message)
-
-    def _drop(self, why: str) -> None:
-        """
-        Say that a message was dropped, but not for each of many.
-        """
-        self._dropped += 1
-        now = self._loop.time()
-        if now - self._complained_at >= COMPLAINT_INTERVAL:
-            logger.warning("%d messages of the channel layer were dropped; of the last, %s", self._dropped, why)
-            self._dropped, self._complained_at = 0, now
-
-    def _has_missed(self, message: dict[str, Any]) -> bool:
-        """
-        Whether a publisher's numbers show that a message was dropped by the layer.
-        """
-        match message:
-            case {"type": kind, "from": str(name), "number": int(number), "since": float() | int() | None as since}:
-                before = number if kind == topics.SEQUENCE else number - 1
-            case _:
-                return False
-        last = self._numbers.pop(name, None)
-        self._numbers[name] = number if last is None else max(last, number)
-        if len(self._numbers) > PUBLISHERS:
-            del self._numbers[next(iter(self._numbers))]
-        if last is not None:
-            return before > last
-        # Not heard of until now: was the one before sent when this hub could hear it?
-        return since is not None and self._loop.time() - since > self._joined_at
-
     # Joining and leaving
 
     async def _tend(self) -> None:
@@ -277,7 +169,7 @@ class Membership:
             except Exception as error:  # the edge: whatever a layer raises is an outage
                 self._failures += 1
                 self._fail(error)
-            delay = _retry_delay(self._failures) if self._down else PROBE_INTERVAL / 2
+            delay = retry_delay(self._failures) if self._down else PROBE_INTERVAL / 2
             try:
                 async with asyncio.timeout(delay):
                     await self._work.wait()
@@ -307,9 +199,9 @@ class Membership:
         async with asyncio.timeout(OPERATION_TIMEOUT):
             channel = await self.layer.new_channel()
         self._channel = channel
-        self._tasks.append(self._loop.create_task(self._receive_all(channel), name="mcp_channels-hub-receive"))
+        self._tasks.append(self._loop.create_task(self._reception.run(channel), name="mcp_channels-hub-receive"))
         await self._add([topics.EVERY_HUB])
-        self._joined_at = self._loop.time()
+        self._reception.begin()
         self._connections = layers.connections(self.layer)
 
     async def _join_all(self) -> list[Topic]:
@@ -403,15 +295,4 @@ class Membership:
         self._down = False
         self._failures = 0
         # What was missed meanwhile has been made up for.
-        self._numbers.clear()
-        self._joined_at = self._loop.time()
-
-
-def _retry_delay(failures: int) -> float:
-    """
-    Seconds to wait after so many failures in a row; those below one are forgiven.
-    """
-    if failures < 1:
-        return layers.ATTEMPT_DELAY
-    delay: float = min(RETRY_DELAY * 2 ** min(failures - 1, 8), RETRY_CEILING)
-    return delay
+        self._reception.begin()

@@ -10,10 +10,11 @@ import pytest
 from channels.layers import InMemoryChannelLayer
 
 from mcp_channels import layers, topics
-from mcp_channels.listen import fences, hub as hub_module, membership
+from mcp_channels.listen import fences, hub as hub_module, membership, reception
+from mcp_channels.listen.fences import Fences
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.listen.membership import Membership
+from mcp_channels.listen.reception import Reception
 from mcp_channels.topics import PROMPTS, TOOLS, resource
 from tests.listen.test_stream import Socket, make, settle
 
@@ -225,7 +226,7 @@ async def test_a_layer_that_decodes_nothing_is_not_asked_without_a_pause(monkeyp
             await publish(layer, TOOLS)
             await asyncio.sleep(0.6)
             layer.receive = receive
-            assert asked <= membership.UNREADABLE_IN_A_ROW + 5
+            assert asked <= reception.UNREADABLE_IN_A_ROW + 5
 
 
 async def test_one_stream_that_fails_and_one_that_hangs_keep_nobody_from_hearing():
@@ -339,7 +340,7 @@ async def test_nothing_published_while_a_group_is_being_joined_is_lost():
 
 
 async def test_streams_open_while_the_layer_is_down_and_hear_of_everything_when_it_is_back(monkeypatch, caplog):
-    monkeypatch.setattr(membership, "RETRY_DELAY", 0.02)
+    monkeypatch.setattr(reception, "RETRY_DELAY", 0.02)
     async with running() as (hub, layer):
         layer.broken = True
         async with asyncio.timeout(5):
@@ -382,7 +383,7 @@ def watchful(monkeypatch):
     Probes that take no second.
     """
     monkeypatch.setattr(membership, "PROBE_INTERVAL", 0.05)
-    monkeypatch.setattr(membership, "RETRY_DELAY", 0.02)
+    monkeypatch.setattr(reception, "RETRY_DELAY", 0.02)
     monkeypatch.setattr(fences, "PROBE_INTERVAL", 0.05)
     monkeypatch.setattr(fences, "FENCE_RETRY", 0.05)
 
@@ -579,8 +580,10 @@ async def test_messages_that_come_without_end_leave_others_their_turn():
             return {"type": "mcp.changed", "topics": []}
 
     layer, turns = Chatty(), []
-    membership = Membership(layer, receive=lambda message: None, missed=lambda missed: None)
-    receiving = asyncio.create_task(membership._receive_all("channel"))
+    messages = Reception(
+        layer, Fences(layer), receive=lambda message: None, missed=lambda missed: None, failed=lambda error: None
+    )
+    receiving = asyncio.create_task(messages.run("channel"))
     async with asyncio.timeout(20):
         for _ in range(10):
             await asyncio.sleep(0)

@@ -241,10 +241,9 @@ class Chaos:
 
     def _are_all_back(self) -> bool:
         self._count()
-        return all(
-            self.outcome.outages[f"{server.log.name}, hub"][0] == self.outcome.outages[f"{server.log.name}, hub"][1]
-            for server in self.servers
-        )
+        open_ones = {log: failed - back for log, (failed, back) in self.outcome.outages.items()}
+        # The one of a process that was killed in an outage stays open.
+        return all(open_ones[f"{server.log.name}, hub"] == 0 for server in self.servers) and max(open_ones.values()) < 2
 
     def _count(self) -> None:
         outcome = self.outcome

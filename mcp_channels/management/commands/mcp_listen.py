@@ -5,7 +5,6 @@ Listens at an MCP endpoint, and prints what happens.
 import asyncio
 import json
 import sys
-from contextlib import aclosing
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -14,12 +13,19 @@ from mcp_channels.client import (
     Acknowledged,
     Closed,
     Event,
-    Listener,
-    ListenRefusedError,
+    ListenClient,
+    ListenError,
     Notification,
     Reconnecting,
+    Relisten,
     Resynchronised,
 )
+
+ACK_TIMEOUT = 10.0
+"""Seconds to wait for an acknowledgment."""
+
+RELISTEN = Relisten(longest_delay=10.0, first=True)
+"""Somebody watches, and would rather not wait for half a minute after the server is back."""
 
 TIMED_OUT = 3
 """The exit status when ``--timeout`` is over."""
@@ -58,32 +64,41 @@ class Command(BaseCommand):
         """
         try:
             status = asyncio.run(self._listen(options))
-        except ListenRefusedError as error:
+        except ListenError as error:
             raise CommandError(f"The server refused: {error}") from None
+        except ValueError as error:
+            raise CommandError(str(error)) from None
         except KeyboardInterrupt:
             status = 130
         if status:
             sys.exit(status)
 
     async def _listen(self, options: dict[str, Any]) -> int:
-        listener = Listener(
-            options["url"],
-            token=options["token"],
-            tools=options["tools"],
-            prompts=options["prompts"],
-            resources=options["resources"],
-            resource_subscriptions=options["resource"],
-        )
+        asked = {
+            "tools_list_changed": options["tools"],
+            "prompts_list_changed": options["prompts"],
+            "resources_list_changed": options["resources"],
+            "resource_subscriptions": options["resource"],
+        }
         left = options["count"]
         try:
-            async with asyncio.timeout(options["timeout"]), aclosing(listener.events()) as events:  # type: ignore[type-var]
-                async for event in events:
+            async with (
+                asyncio.timeout(options["timeout"]),
+                ListenClient(options["url"], token=options["token"], relisten=RELISTEN) as client,
+            ):
+                subscription = await client.listen(asked, ack_timeout=ACK_TIMEOUT)
+                async for event in subscription:
+                    if isinstance(event, Closed) and subscription.error is not None and event.final:
+                        continue
                     self.stdout.write(_as_json(event) if options["json"] else _as_text(event))
                     self.stdout.flush()
                     if isinstance(event, Notification) and left is not None:
                         left -= 1
                         if left <= 0:
                             return 0
+        except ListenError:
+            # One of them is a TimeoutError, and not the one of --timeout.
+            raise
         except TimeoutError:
             return TIMED_OUT
         return ENDED
@@ -105,6 +120,7 @@ def _as_dict(event: Event) -> dict[str, Any]:
             return {"event": "resynchronised", "honoured": honoured}
         case Closed(reason, graceful):
             return {"event": "closed", "reason": reason, "graceful": graceful}
+    raise TypeError(f"Not an event of a listen stream: {event!r}")
 
 
 def _as_text(event: Event) -> str:
@@ -119,3 +135,4 @@ def _as_text(event: Event) -> str:
             return f"listening again, read everything anew: {json.dumps(honoured)}"
         case Closed(reason, graceful):
             return f"{'ended by the server' if graceful else 'lost'}: {reason}"
+    raise TypeError(f"Not an event of a listen stream: {event!r}")

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import aclosing
 from typing import Any
 
 import httpx2
@@ -22,7 +21,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
 from example_project.notes.models import Note
-from mcp_channels.client import Acknowledged, Closed, Listener, Notification
+from mcp_channels.client import Acknowledged, ListenClient, ListenError, Notification
 from mcp_channels.models import AccessToken, Principal, Scope
 
 ONCE = 5
@@ -89,24 +88,25 @@ class Command(BaseCommand):
             editing.cancel()
 
     async def _listen(self, url: str, token: str, note: Note, acknowledged: asyncio.Event, *, once: bool) -> None:
-        listener = Listener(url, token=token, resources=True, resource_subscriptions=[f"note://{note.pk}"])
+        asked = {"resources_list_changed": True, "resource_subscriptions": [f"note://{note.pk}"]}
         seen = 0
-        async with aclosing(listener.events()) as events:
-            async for event in events:
-                match event:
-                    case Acknowledged(honoured):
-                        acknowledged.set()
-                        self.stdout.write(f"listening     {dict(honoured)}")
-                    case Notification(method, params):
-                        seen += 1
-                        self.stdout.write(f"heard         {method} {params.get('uri', '')}".rstrip())
-                    case Closed(reason) if not acknowledged.is_set():
-                        raise CommandError(f"The endpoint could not be listened at: {reason}")
-                    case _:
-                        self.stdout.write(str(event))
-                self.stdout.flush()
-                if once and seen >= ONCE:
-                    return
+        try:
+            async with ListenClient(url, token=token) as client:
+                async for event in await client.listen(asked):
+                    match event:
+                        case Acknowledged(honoured):
+                            acknowledged.set()
+                            self.stdout.write(f"listening     {dict(honoured)}")
+                        case Notification(method, params):
+                            seen += 1
+                            self.stdout.write(f"heard         {method} {params.get('uri', '')}".rstrip())
+                        case _:
+                            self.stdout.write(str(event))
+                    self.stdout.flush()
+                    if once and seen >= ONCE:
+                        return
+        except ListenError as error:
+            raise CommandError(f"The endpoint could not be listened at: {error}") from None
 
 
 async def _edit(url: str, token: str, pk: int, *, after: asyncio.Event) -> None:
