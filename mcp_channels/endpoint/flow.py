@@ -182,7 +182,7 @@ class HiddenFlow(Flow):
     __slots__ = ("_peer",)
 
     # granian takes up to twenty writes that wait for the socket.
-    piece = 1536
+    piece = 1024
 
     def __init__(self, peer: tuple[str, int]) -> None:
         self._peer = peer

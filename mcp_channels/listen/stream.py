@@ -10,6 +10,7 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ FRAMES_AT_ONCE: Final = 256
 CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on all of its writes."""
 
-LOOKS: Final = 16
-"""How often it is looked, within the time for a write, whether the client takes any of it."""
+LOOKS: Final = 8
+"""How often it is looked, within the time for a write, whether the client takes any of it: not at all streams at once."""
 
 logger = logging.getLogger("mcp_channels.streams")
 
@@ -416,7 +417,7 @@ class Stream:
         self._keep_alive_due = False
         self._silent_since = now
         self._taken = None
-        self._look_at = now
+        self._look_at = now + random.uniform(0, self._limits.send_timeout / LOOKS)  # noqa: S311  # no secret
         self._writing_until = now + self._limits.send_timeout if self._closes_by is None else self._closes_by
         try:
             yield

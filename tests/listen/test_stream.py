@@ -481,7 +481,7 @@ async def test_a_client_that_takes_some_of_a_write_has_more_time_and_one_that_ta
         mark(stream, TOOLS)
         await settle()
         begun = asyncio.get_running_loop().time()
-        stream.tick(begun + 1)
+        stream.tick(begun + 1.3)
         for second in (9.9, 14, 18):
             tube.bytes += 1
             stream.tick(begun + second)
@@ -501,9 +501,9 @@ async def test_taking_some_early_does_not_end_a_write_sooner_nor_later():
         mark(stream, TOOLS)
         await settle()
         begun = asyncio.get_running_loop().time()
-        stream.tick(begun + 1)
+        stream.tick(begun + 1.3)
         tube.bytes += 1
-        stream.tick(begun + 2)
+        stream.tick(begun + 3)
         stream.tick(begun + 9.9)
         await settle()
         assert not task.done()
