@@ -48,7 +48,7 @@ CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on all of its writes."""
 
 LOOKS: Final = 8
-"""How often it is looked, within the time for a write, whether the client takes any of it: not at all streams at once."""
+"""How often it is looked, within the time for a write, whether the client takes any; not at all streams at once."""
 
 logger = logging.getLogger("mcp_channels.streams")
 
