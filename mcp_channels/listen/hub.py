@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from mcp_channels import topics
@@ -46,24 +46,27 @@ class _Entry:
     One topic that local streams want.
     """
 
-    __slots__ = ("head", "joining", "streams", "topic")
+    __slots__ = ("head", "joining", "quiet", "streams", "topic")
 
     def __init__(self, topic: Topic, head: bytes, joining: Joining) -> None:
         self.topic = topic
         self.head = head
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
+        self.quiet: set[Stream] = set()
+        """Those with which the topic isn't pending."""
 
     def mark(self) -> list[Stream]:
         """
-        Mark the topic as pending with each of its streams, and return those with which it was not. The others are to be
-        woken already, or don't take what they are told: these cost next to nothing however often it changes.
+        Mark the topic as pending with its streams, and return those with which it was not. The others are to be woken
+        already, or don't take what they are told: these cost nothing, however often it changes.
         """
         topic, head = self.topic, self.head
-        fresh = [stream for stream in self.streams if stream.pending.get(topic) is not head]
-        for stream in fresh:
-            stream.mark(topic, head)
-        return fresh
+        quiet, self.quiet = self.quiet, set()
+        marked = [stream for stream in quiet if stream.mark(topic, head)]
+        if len(marked) < len(quiet):
+            self.quiet.update(quiet.difference(marked))
+        return marked
 
 
 class Hub:
@@ -117,6 +120,7 @@ class Hub:
             raise HubFullError("The server holds as many streams as it can")
         self._start()
         self.streams.add(stream)
+        stream.on_taken = self._taken
         entries = [self._want(topic, stream) for topic in stream.topics]
         # The entries' own objects, so that equal URIs of many streams are kept once.
         stream.topics = tuple(entry.topic for entry in entries)
@@ -146,6 +150,7 @@ class Hub:
             if entry is None:
                 continue
             entry.streams.discard(stream)
+            entry.quiet.discard(stream)
             if not entry.streams:
                 self._idle[topic] = now
 
@@ -193,6 +198,7 @@ class Hub:
         elif entry.joining is not None and entry.joining.done.done():
             entry.joining = None
         entry.streams.add(stream)
+        entry.quiet.add(stream)
         self._idle.pop(topic, None)
         return entry
 
@@ -218,6 +224,12 @@ class Hub:
         for entry in entries:
             if entry is not None:
                 self._mark(entry)
+
+    def _taken(self, stream: Stream, taken: Sequence[Topic]) -> None:
+        for topic in taken:
+            entry = self._entries.get(topic)
+            if entry is not None and stream in entry.streams:
+                entry.quiet.add(stream)
 
     # Waking writers
 

@@ -11,7 +11,7 @@ A stream owns no timer. The hub's sweep calls ``tick``; everyone else only marks
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, islice, takewhile
@@ -41,14 +41,17 @@ REASONS: Final = frozenset(get_args(Reason))
 Write = Callable[[bytes], Awaitable[None]]
 """Writes bytes to the client, and returns when they are on their way."""
 
+OnTaken = Callable[["Stream", Sequence[Topic]], None]
+"""Hears which topics a stream is telling of."""
+
 FRAMES_AT_ONCE: Final = 256
 """The most notifications in one write: the rest stay in the set, where a newer change costs nothing."""
 
+LOOKS: Final = 10
+"""How often or so, in the time that a write may take, it is looked whether the client has taken something of it."""
+
 CLOSING_TIME: Final = 1.5
 """Seconds that a stream which must end may still spend on all of its writes."""
-
-LOOKS: Final = 8
-"""How often it is looked, within the time for a write, whether the client takes any; not at all streams at once."""
 
 logger = logging.getLogger("mcp_channels.streams")
 
@@ -105,6 +108,7 @@ class Stream:
         "filter",
         "id",
         "is_stalled",
+        "on_taken",
         "pending",
         "principal",
         "reason",
@@ -142,6 +146,8 @@ class Stream:
         """When the last of them was, by the loop's clock."""
         self.principal = principal
         """The principal's key, for the log alone."""
+        self.on_taken: OnTaken | None = None
+        """Is called with topics that are pending no more, as they are being told."""
         self.is_stalled = False
         """Whether it was ended in the middle of a write, which the client did not take."""
         self._server_info = server_info
@@ -162,19 +168,22 @@ class Stream:
         self._closes_by: float | None = None
         self._is_held = False
 
-    def mark(self, topic: Topic, head: bytes) -> None:
+    def mark(self, topic: Topic, head: bytes) -> bool:
         """
-        Say that ``topic`` changed; ``head`` is its frame up to the subscription id. Costs nothing if it is pending.
-        The writer takes it when it is through with what it writes, or when it is woken.
+        Say that ``topic`` changed; ``head`` is its frame up to the subscription id. The writer takes it when it is
+        through with what it writes, or when it is woken.
+
+        Returns whether it is pending; if so, it need not be marked again until ``on_taken`` is called with it.
         """
         pending = self.pending
         if topic not in pending:
             if self.reason is not None:
-                return
+                return False
             if len(pending) >= self._limits.max_queue:
                 telemetry.emit(signals.notification_dropped, Stream, endpoint=self.endpoint, kind=topic.kind)
-                return
+                return False
         pending[topic] = head
+        return True
 
     def wake(self) -> None:
         """
@@ -271,7 +280,8 @@ class Stream:
         """
         assert self._writing_until is not None  # something is being written
         if self.reason is None and (now >= self._look_at or now >= self._writing_until):
-            self._look_at = now + self._limits.send_timeout / LOOKS
+            # To ask costs a call of the system, and very many may be stalled: neither often, nor all at once.
+            self._look_at = now + random.uniform(0.5, 1.5) * self._limits.send_timeout / LOOKS  # noqa: S311  # no secret
             before, self._taken = self._taken, self._flow.taken()
             if before is not None and self._taken != before:
                 self._writing_until = max(self._writing_until, now + self._limits.send_timeout / 2)
@@ -396,11 +406,14 @@ class Stream:
         if sum(map(len, heads)) + len(heads) * tail > piece:
             ends = accumulate(len(head) + tail for head in heads)
             del heads[max(1, sum(1 for _ in takewhile(piece.__ge__, ends))) :]
-        if len(heads) == len(pending):
+        taken = list(islice(pending, len(heads)))
+        if len(taken) == len(pending):
             pending.clear()
         else:
-            for topic in list(islice(pending, len(heads))):
+            for topic in taken:
                 del pending[topic]
+        if self.on_taken is not None:
+            self.on_taken(self, taken)
         return heads
 
     async def _write(self, write: Write, data: bytes) -> None:
@@ -417,7 +430,6 @@ class Stream:
         self._keep_alive_due = False
         self._silent_since = now
         self._taken = None
-        self._look_at = now + random.uniform(0, self._limits.send_timeout / LOOKS)  # noqa: S311  # no secret
         self._writing_until = now + self._limits.send_timeout if self._closes_by is None else self._closes_by
         try:
             yield

@@ -168,7 +168,7 @@ async def drop(traced: Traced, settings) -> None:
     stream.hold()
     for note in traced.notes:
         await note.asave()
-    await until(lambda: stream._pending)
+    await until(lambda: stream.pending)
     await opened.leave()
     settings.MCP_CHANNELS = {}
 

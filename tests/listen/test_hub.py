@@ -15,6 +15,7 @@ from mcp_channels.listen.fences import Fences
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub, HubFullError
 from mcp_channels.listen.reception import Reception
+from mcp_channels.listen.stream import Stream
 from mcp_channels.topics import PROMPTS, TOOLS, resource
 from tests.listen.test_stream import Socket, make, settle
 
@@ -227,6 +228,44 @@ async def test_a_layer_that_decodes_nothing_is_not_asked_without_a_pause(monkeyp
             await asyncio.sleep(0.6)
             layer.receive = receive
             assert asked <= reception.UNREADABLE_IN_A_ROW + 5
+
+
+async def test_a_topic_that_waits_for_a_blocked_socket_is_marked_once_and_told_after_each_taking():
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a"), TOOLS) as (stream, socket):
+            marks, mark = [], stream.mark
+
+            class Counting(Stream):
+                __slots__ = ()
+
+                def mark(self, topic, head):
+                    marks.append(topic)
+                    return mark(topic, head)
+
+            stream.__class__ = Counting
+            socket.block()
+            for _ in range(100):
+                await publish(layer, resource("a"))
+            # One is on its way, and one waits behind it.
+            assert marks == [resource("a")] * 2
+            socket.open.set()
+            await settle()
+            assert told(socket) == ["a", "a"]
+            await publish(layer, resource("a"))
+            assert told(socket) == ["a", "a", "a"]
+
+
+async def test_what_a_full_set_skipped_is_marked_when_it_changes_again():
+    async with running() as (hub, layer):
+        async with attached(hub, resource("a"), resource("b"), max_queue=1) as (_, socket):
+            socket.block()
+            # The first is taken at once.
+            await publish(layer, TOOLS, resource("a"), resource("a"), resource("b"))
+            socket.open.set()
+            await settle()
+            assert told(socket) == ["a", "a"]
+            await publish(layer, resource("b"))
+            assert told(socket) == ["a", "a", "b"]
 
 
 async def test_one_stream_that_fails_and_one_that_hangs_keep_nobody_from_hearing():
