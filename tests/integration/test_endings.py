@@ -13,7 +13,7 @@ import pytest
 
 from tests.spec_requirements import requirement
 from tests.support.http import SUBSCRIPTION_ID, call, listen, listen_body, listen_headers, listening, request
-from tests.support.processes import SERVERS
+from tests.support.processes import SERVERS, UVLOOP
 
 
 def check_closing(messages: list[dict], reason: str, id_: object = 1) -> None:
@@ -34,7 +34,7 @@ def check_closing(messages: list[dict], reason: str, id_: object = 1) -> None:
 @requirement("cancel:teardown", "cancel:references-listen", "cancel:in-progress")
 @requirement("listen:teardown-result", "listen:graceful-closure", "http:response-ends")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", [*SERVERS, UVLOOP])
 async def test_a_server_that_is_told_to_stop_closes_its_streams(project, kind, number):
     server = project.serve(kind)
     token = project.token()
@@ -72,11 +72,12 @@ async def test_a_reload_closes_the_streams_of_the_old_process(project, tmp_path)
         assert time.monotonic() - started < 3
     status = 0
     async with asyncio.timeout(20):
-        # The old process refuses what it still accepts.
+        # The old process refuses what it still accepts, or drops it as it exits.
         while status != 200:
-            async with listen(server.port, {"toolsListChanged": True}, token=token) as response:
-                status = response.status
-                assert status in (200, 503)
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                async with listen(server.port, {"toolsListChanged": True}, token=token) as response:
+                    status = response.status
+                    assert status in (200, 503)
     log = server.read_log()
     assert log.count("Started server process") == 2
     assert "Traceback" not in log

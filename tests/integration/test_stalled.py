@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.crowd import Crowd, connect, is_cut, latencies
 from benchmarks.slow import Reader
-from tests.support.processes import SERVERS
+from tests.support.processes import SERVERS, UVLOOP
 
 BUFFER = 1024
 """``SO_RCVBUF`` of the clients; the system makes it its least."""
@@ -57,7 +57,7 @@ async def until(done, seconds: float) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", [*SERVERS, UVLOOP])
 async def test_clients_that_stop_reading_cost_little_disturb_nobody_and_are_ended(limited, kind):
     project, server, uris = limited(kind, 101, SEND_TIMEOUT=4)
     token, capped = project.token("many"), project.token("one", max_streams=1)

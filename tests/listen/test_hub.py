@@ -116,6 +116,10 @@ async def publish(layer: Layer, *changed) -> None:
     for topic in changed:
         await layer.group_send(topic.group, topics.changed_message([topic]))
     await settle()
+    # In a burst a hub lets changes gather.
+    while any(hub._marked for hub in hub_module._hubs.values()):
+        await asyncio.sleep(0.001)
+    await settle()
 
 
 async def test_a_message_reaches_the_streams_of_its_topic_alone():

@@ -21,6 +21,8 @@ ROOT = forked.ROOT
 START_TIMEOUT = 60.0
 PORTS = range(10_000, 32_768)
 SERVERS = ("daphne", "uvicorn", "granian", "hypercorn")
+UVLOOP = "uvloop"
+"""uvicorn again, on the loop of ``uvicorn[standard]``: for what depends on how a loop handles signals and writes."""
 
 
 def free_port() -> int:
@@ -209,7 +211,8 @@ class Server:
         port = str(self.port)
         return {
             "daphne": ["daphne", "-b", "127.0.0.1", "-p", port, application],
-            "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", port, application],
+            "uvicorn": ["uvicorn", "--loop", "asyncio", "--host", "127.0.0.1", "--port", port, application],
+            UVLOOP: ["uvicorn", "--loop", "uvloop", "--host", "127.0.0.1", "--port", port, application],
             "granian": ["granian", "--interface", "asginl", "--host", "127.0.0.1", "--port", port, application],
             "hypercorn": ["hypercorn", "--bind", f"127.0.0.1:{port}", application],
         }[kind]
