@@ -163,8 +163,8 @@ class _Exchange:
             await stream.serve(self._write, flow)
         finally:
             watcher.cancel()
-            hub.detach(stream)
-            # A client that takes nothing doesn't hold it up.
+            # A client that takes nothing holds up neither this nor that.
+            hub.drop(stream, stream.topics)
             releasing = asyncio.create_task(hub.node.release(held), name="mcp_channels-release")
             if hub.draining:
                 # A server may exit as soon as its last response has ended.
@@ -174,6 +174,8 @@ class _Exchange:
                 if flow is not None:
                     await self._finish(flow, is_stalled=stream.is_stalled)
             finally:
+                # Its place is taken until its response is over.
+                hub.detach(stream)
                 await releasing
 
     async def _admit(self, hub: Hub, listener: "_Listener") -> None:

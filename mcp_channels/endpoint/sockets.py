@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-UNSENT: Final = 1024
+UNSENT: Final = 8 * 1024
 """Bytes in the kernel that are not on their way to the client, past which a socket takes no more."""
 
 FIND_INTERVAL: Final = 1.0

@@ -21,7 +21,7 @@ from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
 from mcp_channels.listen.places import places
-from mcp_channels.listen.stream import Reason, Stream
+from mcp_channels.listen.stream import OnTaken, Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import MalformedError, Topic
 
@@ -54,18 +54,22 @@ class _Entry:
         self.joining: Joining | None = joining
         self.streams: set[Stream] = set()
         self.quiet: set[Stream] = set()
-        """Those with which the topic isn't pending."""
+        """Those that are to be asked at a change: all but those with which the topic was found to be pending still."""
 
-    def mark(self) -> list[Stream]:
+    def mark(self, on_taken: OnTaken) -> list[Stream]:
         """
         Mark the topic as pending with its streams, and return those with which it was not. The others are to be woken
-        already, or don't take what they are told: these cost nothing, however often it changes.
+        already, or don't take what they are told: these cost nothing any more, until they take it.
         """
         topic, head = self.topic, self.head
-        quiet, self.quiet = self.quiet, set()
-        marked = [stream for stream in quiet if stream.mark(topic, head)]
-        if len(marked) < len(quiet):
-            self.quiet.update(quiet.difference(marked))
+        marked: list[Stream] = []
+        others: list[Stream] = []
+        for stream in self.quiet:
+            (marked if stream.mark(topic, head) else others).append(stream)
+        for stream in others:
+            if topic in stream.pending:
+                self.quiet.discard(stream)
+                stream.on_taken = on_taken
         return marked
 
 
@@ -120,7 +124,6 @@ class Hub:
             raise HubFullError("The server holds as many streams as it can")
         self._start()
         self.streams.add(stream)
-        stream.on_taken = self._taken
         entries = [self._want(topic, stream) for topic in stream.topics]
         # The entries' own objects, so that equal URIs of many streams are kept once.
         stream.topics = tuple(entry.topic for entry in entries)
@@ -234,7 +237,7 @@ class Hub:
     # Waking writers
 
     def _mark(self, entry: _Entry) -> None:
-        self._marked.update(entry.mark())
+        self._marked.update(entry.mark(self._taken))
         if self._marked and self._flushing is None:
             self._flushing = self._loop.call_at(self._flush_at, self._flush)
 

@@ -147,7 +147,10 @@ class Stream:
         self.principal = principal
         """The principal's key, for the log alone."""
         self.on_taken: OnTaken | None = None
-        """Is called with topics that are pending no more, as they are being told."""
+        """
+        Is called once with the topics of each write, as they are pending no more, until none is; whoever wants to know
+        of that sets it anew.
+        """
         self.is_stalled = False
         """Whether it was ended in the middle of a write, which the client did not take."""
         self._server_info = server_info
@@ -171,17 +174,14 @@ class Stream:
     def mark(self, topic: Topic, head: bytes) -> bool:
         """
         Say that ``topic`` changed; ``head`` is its frame up to the subscription id. The writer takes it when it is
-        through with what it writes, or when it is woken.
-
-        Returns whether it is pending; if so, it need not be marked again until ``on_taken`` is called with it.
+        through with what it writes, or when it is woken. Returns whether it is pending that was not before.
         """
         pending = self.pending
-        if topic not in pending:
-            if self.reason is not None:
-                return False
-            if len(pending) >= self._limits.max_queue:
-                telemetry.emit(signals.notification_dropped, Stream, endpoint=self.endpoint, kind=topic.kind)
-                return False
+        if topic in pending or self.reason is not None:
+            return False
+        if len(pending) >= self._limits.max_queue:
+            telemetry.emit(signals.notification_dropped, Stream, endpoint=self.endpoint, kind=topic.kind)
+            return False
         pending[topic] = head
         return True
 
@@ -414,6 +414,8 @@ class Stream:
                 del pending[topic]
         if self.on_taken is not None:
             self.on_taken(self, taken)
+            if not pending:
+                self.on_taken = None
         return heads
 
     async def _write(self, write: Write, data: bytes) -> None:

@@ -149,3 +149,30 @@ async def test_the_call_of_an_older_revision_takes_a_place_too(application, is_b
     head, _ = await answered(connection)
     assert head["status"] == 503
     await listening.leave()
+
+
+async def test_a_stream_that_is_still_ending_its_response_holds_its_place_and_no_topic(application):
+    received, sent = asyncio.Queue(), asyncio.Queue()
+    received.put_nowait(body())
+    let_go = asyncio.Event()
+
+    async def send(message) -> None:
+        sent.put_nowait(message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            await let_go.wait()
+
+    ending = asyncio.create_task(application(asgi_scope(), received.get, send))
+    async with asyncio.timeout(5):
+        while b"acknowledged" not in (await sent.get()).get("body", b""):
+            pass
+        received.put_nowait({"type": "http.disconnect"})
+        assert (await sent.get())["more_body"] is False
+    hub = Hub.current(get_channel_layer())
+    assert not any(entry.streams for entry in hub._entries.values())
+    head, _ = await answered(Connection(application, body()))
+    assert head["status"] == 503
+    let_go.set()
+    await ending
+    listening = Connection(application, body())
+    await opened(listening)
+    await listening.leave()

@@ -93,7 +93,7 @@ async def test_clients_that_stop_reading_cost_little_disturb_nobody_and_are_ende
         await until(lambda: project.worker.run(count, name="one") == 1, 3)
         assert time.monotonic() - started < 2.5
 
-        await until(lambda: all(map(is_cut, stalled)), 10)
+        await until(lambda: all(map(is_cut, stalled)), 20)
         await until(lambda: project.worker.run(count, name="many") == 1, 3)
         assert is_cut(outdone)
         assert not is_cut(successor)

@@ -250,8 +250,8 @@ async def test_a_topic_that_waits_for_a_blocked_socket_is_marked_once_and_told_a
             socket.block()
             for _ in range(100):
                 await publish(layer, resource("a"))
-            # One is on its way, and one waits behind it.
-            assert marks == [resource("a")] * 2
+            # One is on its way, one waits behind it, and one found it waiting.
+            assert marks == [resource("a")] * 3
             socket.open.set()
             await settle()
             assert told(socket) == ["a", "a"]
