@@ -293,7 +293,8 @@ class Hub:
         """
         Leave the layer: the last stream has ended at a shutdown, and the process may not come to ``close``.
         """
-        if not self.streams:
+        # Those that have ended may still have their places: their responses are not over.
+        if all(stream.reason is not None for stream in self.streams):
             self._forget()
             await self._membership.close()
 

@@ -42,12 +42,14 @@ def endings(server) -> list[str]:
     return re.findall(r"mcp_channels\.streams: A stream of endpoint \S+ ended: (\w+), ", server.read_log())
 
 
-@pytest.mark.parametrize(("layer", "groups"), [("pubsub", 12), ("core", 1)])
-async def test_streams_that_clients_leave_or_servers_cancel_leave_nothing(make_project, own_redis, layer, groups):
+@pytest.mark.parametrize(
+    ("kind", "layer", "groups"), [("daphne", "pubsub", 12), ("daphne", "core", 1), ("uvicorn", "core", 1)]
+)
+async def test_streams_that_clients_leave_or_servers_end_leave_nothing(make_project, own_redis, kind, layer, groups):
     import redis
 
     project = make_project(REDIS_URL=own_redis.url, **LAYERS[layer])
-    server = project.serve("daphne")
+    server = project.serve(kind)
     token = project.token()
     notes = [project.note() for _ in range(10)]
     store = redis.Redis(port=own_redis.port)
@@ -69,7 +71,7 @@ async def test_streams_that_clients_leave_or_servers_cancel_leave_nothing(make_p
         await until(lambda: project.worker.run(EVERY_ROW), 10, seconds=2)
         await until(memberships, min(groups, 2), seconds=8)
         assert endings(server) == ["client_closed"] * 10
-        # Daphne cancels its applications.
+        # Daphne cancels its applications; uvicorn waits for them.
         server.terminate()
         async with asyncio.timeout(8):
             await asyncio.to_thread(server.process.wait)
