@@ -14,18 +14,15 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from benchmarks.services import services
 from tests.support.broker import Broker
 from tests.support.chaos import OUTAGES, Chaos, Outcome, random_faults
-from tests.support.processes import Postgres, Redis
-from tests.support.project import LAYERS, Project
 
 MOST_BUSY: Final = 0.2
 """The share of a core that a server may take while the layer is out."""
@@ -39,18 +36,7 @@ def run(options: argparse.Namespace) -> Outcome:
     """
     Start what is needed, let the faults come, and stop it again.
     """
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as name, ExitStack() as stack:
-        directory = Path(name)
-        (directory / "postgres").mkdir()
-        redis = Redis(directory)
-        stack.callback(redis.stop)
-        env = {"REDIS_URL": redis.url, "PYTHONWARNINGS": "ignore", "MCP_CHANNELS_JSON": "", **LAYERS[options.layer]}
-        if options.postgres:
-            postgres = Postgres(directory / "postgres")
-            stack.callback(postgres.stop)
-            env["DATABASE_URL"] = postgres.create("benchmark")
-        project = Project(directory, **env)
-        stack.callback(project.stop)
+    with services(options.layer, postgres=options.postgres) as (project, redis):
         broker = Broker(redis, options.layer)
         chaos = Chaos(project, broker, clients=options.clients, pause=options.pause, seed=options.seed)
         names = options.only or list(chaos.faults(seconds=1))
@@ -59,7 +45,7 @@ def run(options: argparse.Namespace) -> Outcome:
         outcome = asyncio.run(chaos.run(faults, calm=lambda: calm.uniform(1, 4)))
         if options.logs is not None:
             options.logs.mkdir(exist_ok=True)
-            for log in directory.glob("*.log"):
+            for log in project.directory.glob("*.log"):
                 (options.logs / log.name).write_bytes(log.read_bytes())
         return outcome
 

@@ -14,19 +14,17 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.services import services
 from tests.support.churn import Churn, ChurnError, make_tokens
 from tests.support.http import listening
 from tests.support.leftovers import INSIGHT, Leftovers, differences
-from tests.support.processes import SERVERS, Postgres, Redis, Server
-from tests.support.project import LAYERS, Project
+from tests.support.processes import SERVERS, Redis, Server
+from tests.support.project import Project
 
 SAMPLE: Final = 1000
 """Streams between two looks at the memory."""
@@ -192,18 +190,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, An
     """
     Start what is needed, measure, and stop it again.
     """
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as name, ExitStack() as stack:
-        directory = Path(name)
-        (directory / "postgres").mkdir()
-        redis = Redis(directory)
-        stack.callback(redis.stop)
-        env = {"REDIS_URL": redis.url, "PYTHONWARNINGS": "ignore", "MCP_CHANNELS_JSON": "", **LAYERS[options.layer]}
-        if options.postgres:
-            postgres = Postgres(directory / "postgres")
-            stack.callback(postgres.stop)
-            env["DATABASE_URL"] = postgres.create("benchmark")
-        project = Project(directory, **env)
-        stack.callback(project.stop)
+    with services(options.layer, postgres=options.postgres) as (project, redis):
         return asyncio.run(measure(options, project, redis, say))
 
 

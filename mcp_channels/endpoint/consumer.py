@@ -28,7 +28,7 @@ from mcp_channels.listen import frames
 from mcp_channels.listen.admission import Candidate, NotAdmittedError
 from mcp_channels.listen.checking import Held
 from mcp_channels.listen.hub import Hub, HubFullError
-from mcp_channels.listen.places import places
+from mcp_channels.listen.places import FULL, places
 from mcp_channels.listen.stream import Limits, Stream
 from mcp_channels.models import LiveStream
 from mcp_channels.server import Call
@@ -240,7 +240,7 @@ class _Exchange:
                 flow.close()
                 places.give_back()
         else:
-            raise _busy("The server holds as many streams as it can")
+            raise _busy(FULL)
 
     async def _forward(
         self,

@@ -20,7 +20,7 @@ from mcp_channels import topics
 from mcp_channels.listen import frames
 from mcp_channels.listen.membership import Joining, Membership
 from mcp_channels.listen.node import Node
-from mcp_channels.listen.places import places
+from mcp_channels.listen.places import FULL, places
 from mcp_channels.listen.stream import OnTaken, Reason, Stream
 from mcp_channels.publisher import publisher
 from mcp_channels.topics import MalformedError, Topic
@@ -121,7 +121,7 @@ class Hub:
         if self.draining:
             raise HubFullError("The server is shutting down")
         if not places.take(max_streams):
-            raise HubFullError("The server holds as many streams as it can")
+            raise HubFullError(FULL)
         self._start()
         self.streams.add(stream)
         entries = [self._want(topic, stream) for topic in stream.topics]

@@ -6,6 +6,10 @@ of a session of an older revision take one as well.
 """
 
 import threading
+from typing import Final
+
+FULL: Final = "The server holds as many streams as it can"
+"""What a client is told that gets no place."""
 
 
 class Places:
