@@ -65,7 +65,6 @@ class Node:
         """
         self._loop = asyncio.get_running_loop()
         self._membership = membership
-        self._is_layer_down: Callable[[], bool] = lambda: membership.is_down
         self._finish = finish
         self.draining = False
         """Whether the process is shutting down: with its last stream the node's row goes."""
@@ -158,7 +157,7 @@ class Node:
             self._obey(held, early)
         # Its principal's standing may have changed since it was looked at, and without the layer nobody says so.
         suspect_at = max(self._suspects.get(admitted.principal, float("-inf")), self._all_suspect_at)
-        if suspect_at >= held.checked_at or self._is_layer_down():
+        if suspect_at >= held.checked_at or self._membership.is_down:
             self._checking.doubt(held)
 
     async def _hand_over(self, displaced: Sequence[Displaced]) -> None:
@@ -175,7 +174,7 @@ class Node:
             else:
                 far.append((key, "superseded"))
         orders.send(far)
-        await handover.wait(is_layer_down=self._is_layer_down())
+        await handover.wait(is_layer_down=self._membership.is_down)
 
     # Leaving
 

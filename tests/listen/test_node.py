@@ -21,6 +21,7 @@ from mcp_channels.listen.beat import Beat
 from mcp_channels.listen.checking import Held, Verdict
 from mcp_channels.listen.filter import Filter
 from mcp_channels.listen.hub import Hub
+from mcp_channels.listen.membership import Membership
 from mcp_channels.models import AccessToken, LiveStream, Node, Principal
 from mcp_channels.topics import TOOLS, resource
 from tests.listen.test_hub import Layer, until
@@ -567,12 +568,12 @@ async def test_what_nodes_forget_of_changes_is_a_doubt_about_everybody(alice, ga
         assert one.stream.reason == "revoked"
 
 
-async def test_without_the_layer_a_new_stream_is_looked_at_once_more(alice):
+async def test_without_the_layer_a_new_stream_is_looked_at_once_more(alice, monkeypatch):
     """
     Nobody could have said that something changed.
     """
+    monkeypatch.setattr(Membership, "is_down", property(lambda self: True))
     async with running() as hub:
-        hub.node._is_layer_down = lambda: True
         async with hub.opening(alice) as (one, task):
             one.judge.verdict = None
             await asyncio.wait([task], timeout=5)
